@@ -12,8 +12,8 @@ from celery import current_app
 
 from callqueue import aside, broker, callbacks, conf
 from callqueue.dispatch import publisher
+from callqueue.dispatch.next_look import ROOMY, Room
 from callqueue.dispatch.release_pass import Begins, Begun
-from callqueue.dispatch.room import ROOMY, Room
 from callqueue.execution import claim, in_flight, starvation
 from callqueue.handlers import HTTP_METHODS
 from callqueue.look.alive import RUN, WORKER

@@ -26,7 +26,7 @@ from callqueue.dispatch.chores import Chore
 from callqueue.dispatch.dispenser import Dispenser, name_of_process
 from callqueue.dispatch.publisher import MAKE_API_CALL
 from callqueue.execution import in_flight
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import ledger_time
 from callqueue.look import alive
 from callqueue.maintenance import recovery
 from callqueue.maker import WorkersMaker, consumed_queues
@@ -112,7 +112,7 @@ class Releaser:
 
     def _run(self) -> None:
         with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
-            clock_jumps.watch(self.using).settles_in()
+            ledger_time.watch(self.using).settles_in()
         connections[self.using].close()
         while not self._is_over():
             try:

@@ -18,16 +18,15 @@ from django.db.models import Count, F, Q
 from callqueue import conf, states, tables
 from callqueue.database import from_us, to_us
 from callqueue.dispatch import planning
-from callqueue.dispatch.next_look import Wait
+from callqueue.dispatch.next_look import ROOMY, Room, Wait
 from callqueue.dispatch.planning import Choice
-from callqueue.dispatch.room import ROOMY, Room
 from callqueue.dispatch.turns import FEWEST, KeysInTurn
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import ready_calls
 from callqueue.ledger.account import SAMPLE as KNOWN
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held, InForce
-from callqueue.ledger.known_room import NotKnown
+from callqueue.ledger.memo import NotKnown
 from callqueue.ledger.ready_calls import TOP, Candidate
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.maintenance import breaker

@@ -21,7 +21,7 @@ from callqueue import callbacks, database, events
 from callqueue.aside import Errand
 from callqueue.dispatch import publisher
 from callqueue.history import sums
-from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls, settings
+from callqueue.ledger import holds, ledger_time, ready_calls, settings
 from callqueue.maintenance import cleanup, reconcile, recovery
 
 ROUND = 0.5  # seconds between two rounds, at most
@@ -184,7 +184,7 @@ class Chores:
 
     def _look_at_clock(self) -> None:
         if not database.in_transaction(self.using):
-            clock_jumps.watch(self.using).look()
+            ledger_time.watch(self.using).look()
 
     def _add_up(self) -> None:
         """Not within somebody's transaction, such as a test's: it would see no more than that."""

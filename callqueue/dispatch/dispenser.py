@@ -24,11 +24,10 @@ from django.db import DatabaseError, InterfaceError, connections
 from callqueue import broker, clocks, conf, database, events, texts
 from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
-from callqueue.dispatch.next_look import RuleGroup
+from callqueue.dispatch.next_look import NO_ROOM, ROOMY, Room, RuleGroup
 from callqueue.dispatch.publisher import Outbox, is_full
 from callqueue.dispatch.release_pass import Begins, Begun, Pass, release
-from callqueue.dispatch.room import NO_ROOM, ROOMY, Room
-from callqueue.ledger import account, clock_jumps, ready_calls
+from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
 from callqueue.limits.budgets import Book
@@ -200,7 +199,7 @@ class Dispenser:
         """Before a process releases anything for the first time: if the clock has just jumped, only
         others can have seen it, and they look at least this often.
         """
-        left = clock_jumps.watch(self.using).settles_in()
+        left = ledger_time.watch(self.using).settles_in()
         if left > 0 and recovery.has_others(self.using, self.name):
             stop.wait(left)
 

@@ -7,12 +7,12 @@ made here, and no clock is read; instants are monotonic seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from callqueue.aside import Errand
 from callqueue.clocks import Us
-from callqueue.dispatch.room import ROOMY, Room
 from callqueue.ledger.account import GLANCED, Glance
 
 # seconds until the next try where another pass has the rules: at first, and at most, growing. Who
@@ -24,6 +24,38 @@ AGREE = 0.02  # seconds between two tries to agree with the other dispensers, at
 REVIEW = 0.5
 TOGETHER = 0.01  # seconds between two passes that each release what there was room for
 FRUITLESS = 2  # rounds that go on at once though they release nothing
+
+
+@dataclass(frozen=True)
+class Room:
+    """For how many HTTP calls there is room, and for how many others: whoever makes what a pass
+    releases has no more.
+    """
+
+    http: float = math.inf
+    handled: float = math.inf
+
+    @property
+    def most(self) -> float:
+        """How many calls are worth a look."""
+        return max(0, self.http) + max(0, self.handled)
+
+    @property
+    def only_http(self) -> bool | None:
+        """Whether there is room for HTTP calls only, or for others only; None: for both."""
+        return None if self.http >= 1 and self.handled >= 1 else self.http >= 1
+
+    def has(self, count: int, *, is_http: bool) -> bool:
+        """Whether there is more than so many of a kind take."""
+        return count < (self.http if is_http else self.handled)
+
+    def is_more_than(self, other: Room) -> bool:
+        """Whether there is more of one of the two."""
+        return self.http > max(0, other.http) or self.handled > max(0, other.handled)
+
+
+ROOMY = Room()  # where workers make them
+NO_ROOM = Room(0, 0)
 
 
 @dataclass(frozen=True)

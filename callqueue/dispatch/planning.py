@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from callqueue.clocks import Us
 from callqueue.database import to_us
-from callqueue.dispatch.next_look import Wait
-from callqueue.dispatch.room import ROOMY, Room
+from callqueue.dispatch.next_look import ROOMY, Room, Wait
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held

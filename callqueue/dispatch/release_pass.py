@@ -26,16 +26,14 @@ from callqueue.clocks import Reading, Us
 from callqueue.database import from_us
 from callqueue.dispatch import next_look
 from callqueue.dispatch.choosing import choose, may_be_behind
-from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
+from callqueue.dispatch.next_look import NO_STREAK, ROOMY, NextLook, Room, Streak, Wait
 from callqueue.dispatch.planning import Choice, Release
-from callqueue.dispatch.room import ROOMY, Room
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import account as ledger
-from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls, rule_rows, settings
+from callqueue.ledger import holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
-from callqueue.ledger.known_room import NotKnown, promises_more
-from callqueue.ledger.memo import Memo, name_of
+from callqueue.ledger.memo import Memo, NotKnown, name_of, promises_more
 from callqueue.limits.budgets import Book, cost_of
 
 # seconds after its slot in which a call that has its maker is to be begun: it looks more often than
@@ -429,9 +427,9 @@ class _Made:
     reading: Reading
 
 
-def _watch(using: str) -> clock_jumps.Watch:
+def _watch(using: str) -> ledger_time.Watch:
     """The watch over the database's clock, which has looked where it wants to."""
-    watch = clock_jumps.watch(using)
+    watch = ledger_time.watch(using)
     if watch.wants_look and not database.in_transaction(using):
         watch.look()
     return watch
@@ -441,7 +439,7 @@ def _lock(
     using: str,
     book: Book,
     group: Sequence[str],
-    watch: clock_jumps.Watch,
+    watch: ledger_time.Watch,
 ) -> _Locked | None:
     """Lock the rules' rows, and read them and the clock; None where somebody else has locked one,
     or the clock has jumped, or may have, or nobody here knows one of their limits. Outdated where

@@ -26,7 +26,7 @@ from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us
 from callqueue.execution.starvation import starved
 from callqueue.handlers import HTTP_METHODS, methods
-from callqueue.ledger import clock_jumps, ledger_time, settings
+from callqueue.ledger import ledger_time, settings
 from callqueue.transitions import Job
 
 # what is read of an attempt, and of its call
@@ -82,8 +82,8 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str, lease: float | N
         give_back(using, attempt_ids)
         count, why = len(attempt_ids) - len(jobs), "already begun, voided or out of date"
         events.emit("attempt_refused", attempts=count, reason=why)
-    if clock_jumps.watch(using).wants_look and not database.in_transaction(using):
-        clock_jumps.watch(using).look()
+    if ledger_time.watch(using).wants_look and not database.in_transaction(using):
+        ledger_time.watch(using).look()
     return sorted(jobs, key=lambda job: job.attempt.send_at or from_us(clock.at))
 
 
@@ -94,7 +94,7 @@ def take_begun(
     order in which to send them. `rows`: columns as begin reads them; `reading`: the pass's own;
     `lease`: as for `begin`.
     """
-    clock, steady_from = clock_jumps.watch(using).take(reading)
+    clock, steady_from = ledger_time.watch(using).take(reading)
     jobs = _jobs(using, rows, clock, from_us(steady_from), lease)
     return sorted(jobs, key=lambda job: job.attempt.send_at or from_us(clock.at))
 
@@ -166,7 +166,7 @@ def _read_clock(
         reading = ledger_time.brought(using, before, shown, moved)
     else:
         reading = ledger_time.read(using)
-    narrowed, steady_from = clock_jumps.watch(using).take(reading)
+    narrowed, steady_from = ledger_time.watch(using).take(reading)
     return narrowed, from_us(steady_from)
 
 

@@ -26,8 +26,8 @@ from callqueue.database import (
     quoted,
     rows,
 )
-from callqueue.ledger import known_room, memo
-from callqueue.ledger.known_room import KnownMeter, KnownRoom
+from callqueue.ledger import memo
+from callqueue.ledger.memo import KnownMeter, KnownRoom
 from callqueue.ledger.memo import Memo as Memo
 from callqueue.ledger.tallies import (
     Scope,
@@ -339,7 +339,7 @@ class Account:
         """Read the tallies alone, and go by what an earlier pass left free of all other budgets;
         False where that is not known, or a hold may be in force. `laid`: by rule, how many were.
         """
-        budgets, known = known_room.counted(self.book, self.rules), KnownRoom.loaded(self.memo.room)
+        budgets, known = memo.counted(self.book, self.rules), KnownRoom.loaded(self.memo.room)
         if budgets is None or known is None:
             return False
         if not known.is_of(budgets, self.now, self.moved, laid):
@@ -353,11 +353,11 @@ class Account:
         """Note what is free, before a plan takes any of it: so that it is known from now on, where
         no hold is in force. `laid`: by rule, how many were.
         """
-        budgets = known_room.counted(self.book, self.rules)
+        budgets = memo.counted(self.book, self.rules)
         if budgets is not None:
             free = {one.id: self.meter(one).free for one in budgets}
             is_open = {rule: self.open_by_rule[rule] for rule in self.rules}
-            print_ = known_room.print_of(tuple(budgets))
+            print_ = memo.print_of(tuple(budgets))
             self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
 
     def known(self) -> dict[str, Any]:

@@ -1,28 +1,46 @@
 """Ledger time: what the database's clock shows, less how far the ledger was moved.
 
 Whatever the ledger compares is written in it: the instants of attempts, holds, opinions, signs of
-life, and what passes remember. It goes on as time does, though the clock be set: then the one
-number `moved` is changed (`clock_jumps`), and no instant. Appointments are wall time: when a call
-is due, or expires, or has ended, and the calendar.
+life, and what passes remember. Appointments are wall time: when a call is due, or expires, or has
+ended, and the calendar. Instants are microseconds, monotonic ones seconds.
 
 Three ways to the same now, one for each language: `now` in Python, `LedgerNow` in an expression of
 the ORM, and the reading that a statement brings along which selects `moved_sql` beside the clock.
 The other clock, `database.clock` and `ClockNow`, is wall time.
+
+It goes on as time does, though the clock be set. A `Watch` compares that clock with this process's
+monotonic one. If the clock is set forward, charges would seem older than they are; if it is set
+back, they would stay for hours. So whoever sees a jump first changes the number `moved` by as much,
+with all rules' rows locked. No instant that was written before is changed; what somebody wrote by
+the wrong time, before anybody noticed, is mended.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime
+import math
+import os
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import F
+from django.db.models import Case, DateTimeField, F, Value, When
 
-from callqueue import clocks, database, tables
-from callqueue.clocks import Mono, Reading
+from callqueue import clocks, database, events, states, tables
+from callqueue.clocks import ClockEstimate, Mono, Reading, Us
 from callqueue.database import MICROSECOND, ClockNow, from_us, to_us
+from callqueue.ledger.rule_rows import SILENT
+from callqueue.limits.kinds import SECOND
+from callqueue.states import PERMIT
 
 ROW = 1  # the key of the only row
+SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
+# microseconds that readings of two processes may be apart in what they make of a jump
+MISSED = SECOND
+AGREED = 1  # microseconds by which ledger time is set back to tell all that it stays as it is
+RETRIES = 1000  # that wait for their backoff and are brought back with the clock, at most
 
 
 class LedgerNow(ClockNow):
@@ -129,3 +147,262 @@ def make_frame(using: str) -> None:
     """Make the row that keeps how far the ledger was moved, where it is missing."""
     made = [tables.LedgerState(pk=ROW)]
     tables.ledger_state(using).bulk_create(made, ignore_conflicts=True)
+
+
+# --- Where the clock jumps
+
+
+class Jumped(Exception):
+    """The clock has jumped since this process's last reading, or may have just before its first:
+    settle, then try again.
+    """
+
+
+class Watch:
+    """This process's last reading of one database's clock, by which the next one is judged.
+    `since`: when the first was made.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using, self.pid = using, os.getpid()
+        self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
+        self.since: Mono | None = None
+        self.narrowed = ClockEstimate()
+        self.steady_from: Us | None = None
+        self._suspicious = False
+        self._late_since: Mono | None = None  # when it found that others had set ledger time back
+        self._looking, self._keeping = threading.Lock(), threading.Lock()
+
+    def look(self) -> int:
+        """Read the clock; where it has jumped since the last reading, have ledger time go on as it
+        did. Not inside a transaction.
+        """
+        with self._looking:
+            reading, last = read(self.using), self.last
+            jump = last.jump_to(reading) if last else 0
+            reading, suspicious = self._follow(last) if jump and last else (reading, False)
+            self._suspicious = suspicious
+            with self._keeping:
+                if not self._suspicious:
+                    self._late_since = None
+                    self._keep(reading)
+            return jump
+
+    def settle(self) -> None:
+        """Look, and where this process is too young to know what a jump is, look again until it is
+        not. Not in a transaction.
+        """
+        self.look()
+        for _ in range(20):
+            if not self._suspicious and not self.settles_in():
+                return
+            time.sleep(SETTLED / 10)
+            self.look()
+
+    def credited(self, reading: Reading) -> Us | None:
+        """What ledger time may be taken for at this reading; None where the clock has jumped: look
+        before anything is counted.
+
+        Never later than it was read, and never by more later than the last time than this process
+        saw time go by.
+        """
+        with self._keeping:
+            last = self.last
+            if last is not None and last.jump_to(reading):
+                self._suspicious = True
+                return None
+            self._keep(reading)
+            return reading.at if last is None else last.credit(reading)
+
+    def take(self, reading: Reading) -> tuple[Reading, Us]:
+        """Follow one reading more: as narrow as others make it, and the instant since when the
+        clock is known to be steady.
+
+        An instant that was written down before that may be by a wrong time. Readings far apart
+        prove little. A jump is left for a look to deal with.
+        """
+        with self._keeping:
+            last = self.last
+            jumped = last is not None and last.jump_to(reading) != 0
+            self._suspicious |= jumped
+            is_next = last is not None and reading.after - last.before <= clocks.FRESH
+            if self.steady_from is None or jumped or not is_next:
+                self.steady_from = reading.at
+            return reading if jumped else self._keep(reading), self.steady_from
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether a look is needed before a reading can be judged."""
+        return self.last is None or self._suspicious
+
+    def settles_in(self) -> float:
+        """Seconds until this process may make its first pass beside others: if the clock has just
+        jumped, only they can have seen it. Looks, where it has not yet.
+        """
+        if self.since is None:
+            self.look()
+        return max(0.0, (self.since or 0.0) + SETTLED - clocks.monotonic())
+
+    def _follow(self, last: Reading) -> tuple[Reading, bool]:
+        """Have ledger time go on as it did, as far as nobody has yet; the reading, and whether it
+        is too early to judge it.
+
+        The locks keep off passes (the rules' rows) and whoever writes an instant that is counted
+        (the frame's): all that was written by the wrong time is there to be mended.
+        """
+        with database.writing(self.using):
+            database.end_if_silent(self.using, SILENT)
+            make_frame(self.using)
+            list(database.locked(tables.ledger_state(self.using), wait=True))
+            stored = tables.rule_states(self.using).order_by("rule")
+            rules = list(database.locked(stored, wait=True).values_list("pk", flat=True))
+            reading = read(self.using)
+            by = self._unfollowed(last, reading)
+            if by:
+                jump = Jump.between(last, reading, by)
+                reading = move(self.using, reading, by)
+                count = mend(self.using, rules, jump, reading)
+        if by and by != AGREED:
+            events.emit("clock_jumped", seconds=by / SECOND, attempts=count)
+        return reading, by is None
+
+    def _unfollowed(self, last: Reading, reading: Reading) -> int | None:
+        """By how much ledger time is to be set back; None where it is too early to tell.
+
+        Whoever is new may have come after a jump that others deal with only now. If they do, it
+        takes over what they say, unless the clock has jumped before its eyes since; if nobody has
+        after a while, there are no others. Who is not new goes by what it saw itself, but where
+        ledger time is late since others have moved it: they erred by as much (a little, or their
+        machine was paused and they cannot tell), or the clock was set back since then. What they
+        write would be too early if that was made up for later. So only who has seen it set back,
+        before anybody can have written, makes up for it. Where nobody has after a while, and where
+        it is a little, it stays so, and all are told (AGREED) and leave it too.
+        """
+        by, since = last.jump_to(reading), self.since or 0.0
+        if last.moved == reading.moved:
+            return None if by and reading.before - since <= SETTLED else by
+        seen = last.jump_to(replace(reading, at=reading.wall - last.moved))
+        is_new = last.before - since <= SETTLED and reading.before - since <= 2 * SETTLED
+        if is_new and not seen:
+            return 0
+        is_fresh = reading.after - last.before <= SETTLED
+        if by >= 0 or (by < -MISSED and seen < 0 and is_fresh):
+            return by
+        if self._late_since is None:
+            self._late_since = reading.before
+        is_left = by >= -MISSED or reading.before - self._late_since > SETTLED
+        return AGREED if is_left else None
+
+    def _keep(self, reading: Reading) -> Reading:
+        if self.last is not None and self.last.moved != reading.moved:
+            self.narrowed = ClockEstimate()  # those before may be by a wrong time
+        self.last = self.narrowed.add(reading)
+        self.since = reading.before if self.since is None else self.since
+        return self.last
+
+
+def check(using: str, reading: Reading) -> None:
+    """Jumped where the clock has not gone on as it should until this reading, or this process is
+    too young to know: settle outside the transaction, and try again.
+
+    Whoever writes an instant that counts asks this. What the young wrote just after a clock was set
+    back would be too early for ever, and nobody could tell.
+    """
+    found = watch(using)
+    is_known = found.credited(reading) is not None and not found.settles_in()
+    if not is_known and not database.is_nested(using):
+        raise Jumped
+
+
+_watches: dict[str, Watch] = {}
+
+
+def watch(using: str) -> Watch:
+    """This process's watch over a database; a forked child has one of its own."""
+    found = _watches.get(using)
+    if found is None or found.pid != os.getpid():
+        found = _watches[using] = Watch(using)
+    return found
+
+
+def forget_readings(*, is_new: bool = True) -> None:
+    """Watch anew: who set the clock on purpose says so. `is_new`: as if this process began now."""
+    for using in list(_watches):
+        _watches[using] = Watch(using)
+        if not is_new:
+            _watches[using].since = Mono(-math.inf)
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The clock jumped `by` so much in the last `gap`; what tells us may be too high by `doubt`.
+    Microseconds.
+    """
+
+    by: int
+    doubt: int
+    gap: int
+
+    @classmethod
+    def between(cls, last: Reading, reading: Reading, by: int) -> Jump:
+        """The jump that was found at a reading after the last one."""
+        width = (reading.after - reading.before) + (last.after - last.before)
+        gap = reading.after - last.before
+        return cls(by, round(width * SECOND), round(gap * SECOND))
+
+
+def mend(using: str, rules: Collection[str], jump: Jump, reading: Reading) -> int:
+    """Mend what was written by the wrong time before the jump was found, `reading` being in the
+    right one; the count of attempts. With all rules' rows and the frame's locked. The same few
+    statements, however much the ledger counts.
+
+    No attempt was released, told of, or ended by the wrong time, and no hold laid: who does so asks
+    `check` first, or is a pass (`Watch.credited`). What is left are begins, which wait for nobody,
+    and signs of life. They are found by what they say of when they were written: between the last
+    good reading and now, and off by the jump. What was truly written then gets no shorter lease.
+    """
+    now, off = from_us(reading.at), timedelta(microseconds=jump.doubt - jump.by)
+    first = from_us(
+        reading.at + (jump.by - jump.gap if jump.by < 0 else max(0, jump.by - jump.gap))
+    )
+    last = from_us(reading.at + jump.by + jump.doubt)
+
+    def right(rows: Any, name: str, *others: str) -> int:
+        then = When(**{f"{name}__lte": now - off}, then=F(name) + off)
+        fixed = Case(then, default=Value(now), output_field=DateTimeField())
+        wrong = rows.filter(**{f"{name}__gt": first, f"{name}__lte": last})
+        return int(wrong.update(**{name: fixed}, **{other: F(other) + off for other in others}))
+
+    count = right(tables.attempts(using).open(), "started_at", "lease_until")
+    count += _bring_to_now(using, rules, now)
+    right(tables.dispensers(using), "seen_at")
+    right(tables.opinions(using), "seen_at")
+    right(tables.opinions(using), "lapsed_at")
+    if jump.by < 0:
+        _bring_back(using, jump, reading)
+    return count
+
+
+def _bring_to_now(using: str, rules: Collection[str], now: datetime) -> int:
+    """Nothing has ended in the future: ledger time is late by what readings erred, and the last
+    charges would stay for as much longer.
+    """
+    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
+    sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
+    return int(rows.update(finished_at=now, sent_at=sent_at))
+
+
+def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
+    """Calls that wait for their backoff, by a clock that was set back, go on waiting as long as
+    they had to, and permits live no longer than their waiters said: the first of them, but for what
+    somebody has locked, as an application may for long. Appointments, and what is due after a clock
+    was set forward, stay as they are.
+    """
+    waiting, before = tables.calls(using).waiting(), from_us(reading.wall - jump.by - jump.gap)
+    retries = waiting.filter(status=states.ERROR, ready=False)
+    for rows, name in ((retries, "due_at_dt"), (waiting.filter(method=PERMIT), "expires_at_dt")):
+        first = rows.filter(**{f"{name}__gt": before}).order_by(name)
+        seen = tables.calls(using).filter(pk__in=list(first.values_list("pk", flat=True)[:RETRIES]))
+        free = list(database.locked(seen.order_by("pk")).values_list("pk", flat=True))
+        sooner = F(name) + timedelta(microseconds=jump.by)
+        rows.filter(pk__in=free).update(**{name: sooner})

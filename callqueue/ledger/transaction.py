@@ -30,7 +30,7 @@ from django.db import OperationalError
 from callqueue import clocks, database, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.ledger import clock_jumps, ledger_time
+from callqueue.ledger import ledger_time
 from callqueue.states import Move
 
 if TYPE_CHECKING:
@@ -79,14 +79,14 @@ def transaction(
             else:
                 free, reading = calls_to_end(using, calls, lazily=lazily)
                 locked = Locked(reading, free)
-            clock_jumps.check(using, locked.reading)
+            ledger_time.check(using, locked.reading)
             return work(locked)
 
     for _ in range(LOOKS):
         try:
             return database.again_after_deadlock(using, once)
-        except clock_jumps.Jumped:
-            clock_jumps.watch(using).settle()
+        except ledger_time.Jumped:
+            ledger_time.watch(using).settle()
     raise OperationalError("the database's clock cannot be followed")
 
 

@@ -16,7 +16,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import clock_jumps, ledger_time, settings, tallies
+from callqueue.ledger import ledger_time, settings, tallies
 from callqueue.ledger.transaction import untimed
 
 BATCH = 2000
@@ -98,7 +98,7 @@ def _prune(
     """Delete what is past retention, and add it to `cleaned`: a run that broke off is repeated."""
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
     if not database.in_transaction(using):
-        clock_jumps.watch(using).settle()
+        ledger_time.watch(using).settle()
     database.analyze_changed(using, _table_names())
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
@@ -226,7 +226,7 @@ def _spent(using: str) -> Q:
 
 def _credited(using: str) -> datetime:
     """Ledger time, no further on than time went by since this began."""
-    last, reading = clock_jumps.watch(using).last, ledger_time.read(using)
+    last, reading = ledger_time.watch(using).last, ledger_time.read(using)
     return from_us(reading.at if last is None else last.credit(reading))
 
 

@@ -28,7 +28,7 @@ from callqueue.dispatch.next_look import NO_STREAK
 from callqueue.dispatch.release_pass import Begins, OwnCall, Pass
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.execution import claim, judging, recorder
-from callqueue.ledger import clock_jumps, ready_calls
+from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.ledger.transaction import untimed
 from callqueue.maintenance import recovery
@@ -144,7 +144,7 @@ class Waiter:
         """
         if database.in_transaction(self.using):
             return 0.0
-        left = clock_jumps.watch(self.using).settles_in()
+        left = ledger_time.watch(self.using).settles_in()
         return left if left > 0 and tables.dispensers(self.using).exists() else 0.0
 
     @property
@@ -160,7 +160,7 @@ class Waiter:
         """See what has become of it, and begin it where it has been charged."""
         if self.pk is None or self.due_at is None:
             return None
-        reading = clock_jumps.watch(self.using).last
+        reading = ledger_time.watch(self.using).last
         shown = self.due_at
         if reading is not None:
             shown = from_us(reading.latest(clocks.monotonic()) + reading.moved)

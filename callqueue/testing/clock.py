@@ -75,9 +75,9 @@ def _waits_of_permits() -> Iterator[None]:
 
 def forget_readings() -> None:
     """The database's clock did not jump: a test moved it, or its time begins just now."""
-    from callqueue.ledger import clock_jumps
+    from callqueue.ledger import ledger_time
 
-    clock_jumps.forget_readings(is_new=False)
+    ledger_time.forget_readings(is_new=False)
 
 
 def _set_ahead(ahead: timedelta) -> None:

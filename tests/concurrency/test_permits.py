@@ -31,7 +31,7 @@ from callqueue import (
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import CallQueueError
 from callqueue.execution import executor
-from callqueue.ledger import clock_jumps, settings
+from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.permits import apart, waiting
@@ -231,15 +231,15 @@ def test_a_new_process_lets_the_clock_settle_where_a_dispenser_may_have_seen_it_
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
-    clock_jumps.forget_readings()
+    ledger_time.forget_readings()
     assert isinstance(Waiter(Options("r", wait=0).wanted()).step(), Job)
     recovery.beat("default", "another")
-    clock_jumps.forget_readings()
+    ledger_time.forget_readings()
     waiter = Waiter(Options("r", wait=0).wanted())
     pause = waiter.step()
-    assert isinstance(pause, float) and 0 < pause <= clock_jumps.SETTLED
-    later = clocks.monotonic() + clock_jumps.SETTLED
-    monkeypatch.setattr(clock_jumps.watch("default"), "since", later - 2 * clock_jumps.SETTLED)
+    assert isinstance(pause, float) and 0 < pause <= ledger_time.SETTLED
+    later = clocks.monotonic() + ledger_time.SETTLED
+    monkeypatch.setattr(ledger_time.watch("default"), "since", later - 2 * ledger_time.SETTLED)
     assert isinstance(waiter.step(), Job)
 
 

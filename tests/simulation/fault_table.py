@@ -129,7 +129,7 @@ FAULTS = {
         "while (left := opens - clocks.monotonic()) > 1e9:",
     ),
     "a jump of the clock moves nothing": fault(
-        "ledger.clock_jumps",
+        "ledger.ledger_time",
         "by = self._unfollowed(last, reading)",
         "by = 0",
     ),
@@ -296,7 +296,7 @@ def correction(""",
         scenes=["settled"],
     ),
     "what is taken of known room is not taken off": fault(
-        "ledger.known_room", "left - charged.get(name, 0)", "left", scenes=["window", "two"]
+        "ledger.memo", "left - charged.get(name, 0)", "left", scenes=["window", "two"]
     ),
     "room is known by settings of the past": Fault(
         Change(
@@ -305,7 +305,7 @@ def correction(""",
             '            return cls(room=dict(stored.get("room", {})))\n',
         ),
         Change(
-            "ledger.known_room",
+            "ledger.memo",
             "self.print == print_of(tuple(budgets))",
             "set(self.free) == {one.id for one in budgets}",
         ),
@@ -313,14 +313,14 @@ def correction(""",
         scenes=["window", "shared"],
     ),
     "room survives a jump of the clock": fault(
-        "ledger.known_room",
+        "ledger.memo",
         "self.moved == moved and self.at <= now and",
         "",
         runs=200,
         scenes=["calendar"],
     ),
     "a hold leaves known room as it was": fault(
-        "ledger.known_room", " and self.laid == laid", "", scenes=["window", "two"]
+        "ledger.memo", " and self.laid == laid", "", scenes=["window", "two"]
     ),
     "what cost more leaves known room as it was": fault(
         "dispatch.release_pass",

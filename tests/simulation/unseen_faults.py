@@ -9,10 +9,10 @@ from tests.simulation.fault_table import Change, Fault, fault
 
 UNSEEN = {
     "ledger time that was late is put forward": fault(
-        "ledger.clock_jumps", "if by >= 0 or (by < -MISSED and seen < 0 and is_fresh):", "if True:"
+        "ledger.ledger_time", "if by >= 0 or (by < -MISSED and seen < 0 and is_fresh):", "if True:"
     ),
     "who has just begun writes what counts": fault(
-        "ledger.clock_jumps", " and not found.settles_in()", ""
+        "ledger.ledger_time", " and not found.settles_in()", ""
     ),
     "what is recorded after its window stays in the tallies": fault(
         "execution.recorder",
@@ -90,7 +90,7 @@ UNSEEN = {
         "return transitions.after_void(job, why) if gate.sent_at is not None",
     ),
     "a reading in passing swallows a jump": fault(
-        "ledger.clock_jumps",
+        "ledger.ledger_time",
         "return reading if jumped else self._keep(reading), self.steady_from",
         "self._suspicious &= not jumped\n            return self._keep(reading), self.steady_from",
     ),
@@ -164,7 +164,7 @@ UNSEEN = {
         "ledger.holds", "queue is not None and hold.value == queue", "queue is not None"
     ),
     "a lease that was written by the wrong time stays": fault(
-        "ledger.clock_jumps", '.open(), "started_at", "lease_until")', '.none(), "started_at")'
+        "ledger.ledger_time", '.open(), "started_at", "lease_until")', '.none(), "started_at")'
     ),
     "the loss of an older attempt ends a call": fault(
         "ledger.transaction",
@@ -229,7 +229,7 @@ UNSEEN = {
             '            return cls(room=dict(stored.get("room", {})))\n',
         ),
         Change(
-            "ledger.known_room",
+            "ledger.memo",
             "self.print == print_of(tuple(budgets))",
             "set(self.free) == {one.id for one in budgets}",
         ),
@@ -237,14 +237,14 @@ UNSEEN = {
         scenes=["window", "shared"],
     ),
     "room survives a jump of the clock": fault(
-        "ledger.known_room",
+        "ledger.memo",
         "self.moved == moved and self.at <= now and",
         "",
         runs=200,
         scenes=["calendar"],
     ),
     "a hold leaves known room as it was": fault(
-        "ledger.known_room", " and self.laid == laid", "", scenes=["window", "two"]
+        "ledger.memo", " and self.laid == laid", "", scenes=["window", "two"]
     ),
     "what cost more leaves known room as it was": fault(
         "dispatch.release_pass",

@@ -83,12 +83,12 @@ def clock_set_before(request: pytest.FixtureRequest) -> None:
         return
     request.getfixturevalue("_django_db_helper")
     from callqueue import tables
-    from callqueue.ledger import clock_jumps
+    from callqueue.ledger import ledger_time
     from callqueue.ledger.ledger_time import ROW
 
     moved = round(minutes * 60_000_000)
     tables.ledger_state("default").update_or_create(pk=ROW, defaults={"moved": moved})
-    clock_jumps.forget_readings(is_new=False)
+    ledger_time.forget_readings(is_new=False)
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,7 @@ WRITERS = {
     "finished_at": {
         "transitions/verbs.py",
         "execution/recorder.py",
-        "ledger/clock_jumps.py",
+        "ledger/ledger_time.py",
     },
     # A release gives a lease, and whoever begins gives the next.
     "lease_until": {

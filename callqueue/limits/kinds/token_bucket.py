@@ -69,7 +69,7 @@ class TokenBucket(RateLimit):
 
         What leaves in one and the same microsecond is a full bucket at most, or its dearest charge:
         more than that never left a bucket together, but was brought to one instant together after
-        a jump of the clock (`ledger.clock_jumps`), and would empty the bucket for longer than it
+        a jump of the clock (`ledger.ledger_time`), and would empty the bucket for longer than it
         takes to fill.
         Where calls may have cost more than they were released for, it is all owed.
         """

@@ -14,8 +14,8 @@ from django.test.utils import CaptureQueriesContext
 
 from callqueue import Rule, SlidingWindow, conf, states
 from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.next_look import ROOMY, Room
 from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
-from callqueue.dispatch.room import ROOMY, Room
 from callqueue.execution import claim, recorder, request
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue

@@ -14,7 +14,7 @@ import pytest
 from callqueue import Concurrency, Rule, SlidingWindow, clocks
 from callqueue.dispatch import chores
 from callqueue.dispatch.dispenser import Dispenser, name_of_process
-from callqueue.ledger import clock_jumps, ledger_time
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support.behaviour import send
@@ -92,9 +92,9 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
     dispenser = Dispenser("default")
     for others, is_new in ((False, True), (True, True), (True, False)):
         if is_new:
-            monkeypatch.setattr(clock_jumps, "_watches", {})
+            monkeypatch.setattr(ledger_time, "_watches", {})
         else:
-            clock_jumps.watch("default").since = clocks.monotonic() - 60
+            ledger_time.watch("default").since = clocks.monotonic() - 60
         if others:
             recovery.beat("default", "another")
         waits.clear()

@@ -26,7 +26,7 @@ from callqueue import (
 from callqueue.conf import current
 from callqueue.database import server_clock, to_us
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.ledger import clock_jumps, holds, ledger_time, settings
+from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.memo import Memo
 from callqueue.ledger.rule_rows import memos
@@ -42,7 +42,7 @@ Rules = Callable[..., None]
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_clock, "ahead", timedelta(0))
-    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(ledger_time, "_watches", {})
 
 
 def counts(of: Callable[[], Any] = lambda: a_pass()) -> bool:
@@ -231,7 +231,7 @@ def test_room_of_another_clock_is_counted_anew(rules: Rules, moved: float) -> No
     let_go(1)
     assert not counts()
     move_ledger(moved)
-    clock_jumps.forget_readings()
+    ledger_time.forget_readings()
     assert counts()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.ledger import clock_jumps, ready_calls
+from callqueue.ledger import ledger_time, ready_calls
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.ledger.test_clock_jumps import Clocks, answer_all
 
@@ -62,7 +62,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     monkeypatch.setattr(database, "clock", lambda using: clock.wall)
     monkeypatch.setattr(database, "clock_sql", lambda using: _shown(clock))
     monkeypatch.setattr(clocks, "monotonic", lambda: clock.mono)
-    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(ledger_time, "_watches", {})
     return clock
 
 
@@ -105,7 +105,7 @@ def test_a_backlog_behind_a_limit_that_is_used_up_costs_little(
         own = {"key": f"k{key}"} if keys > 1 else {}
         CallQueue.objects.send_many([CALL] * (WAITING // keys), rule="r", **options, **own)
     CallQueue.objects.update(due_at_dt=clock.wall)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     clock.pass_by(1)
     Minute(clock, monkeypatch).run()
     second = Minute(clock, monkeypatch)

@@ -21,7 +21,7 @@ from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
 from callqueue.execution.connection import Trip
-from callqueue.ledger import clock_jumps, holds, ledger_time, settings
+from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.transaction import transaction as in_time
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
@@ -72,13 +72,13 @@ def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db:
     monkeypatch.setattr(database, "clock", lambda using: two_clocks.wall)
     monkeypatch.setattr(database, "clock_sql", lambda using: _shown(two_clocks))
     monkeypatch.setattr(clocks, "monotonic", lambda: two_clocks.mono)
-    monkeypatch.setattr(clock_jumps, "time", SimpleNamespace(sleep=two_clocks.pass_by))
-    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(ledger_time, "time", SimpleNamespace(sleep=two_clocks.pass_by))
+    monkeypatch.setattr(ledger_time, "_watches", {})
     ensure_states("default", list(conf.current().rules))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
     CallQueue.objects.send_many([url] * 100, rule="r")
     CallQueue.objects.update(due_at_dt=two_clocks.wall)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     two_clocks.pass_by(1)  # it is no newcomer any more
     return two_clocks
 
@@ -118,9 +118,9 @@ def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after
     """Its limit was taken for that of one that is long dead, and the laxer one of two held."""
     strict, lax = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
     settings.Party("default").join(strict)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     two_clocks.jump(7200)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     book = settings.Party("default").join(lax)
     assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
     two_clocks.pass_by(settings.LONG_SILENCE.total_seconds() + 1)
@@ -171,7 +171,7 @@ def test_a_jump_back_stalls_no_longer_than_a_window(
 def test_a_retry_waits_no_longer_than_it_had_to_if_the_clock_is_set_back(
     two_clocks: Clocks, jump: int
 ) -> None:
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     CallQueue.objects.update(
         status=CallQueue.Status.ERROR,
         ready=False,
@@ -180,7 +180,7 @@ def test_a_retry_waits_no_longer_than_it_had_to_if_the_clock_is_set_back(
     two_clocks.pass_by(1)
     two_clocks.jump(jump)
     two_clocks.pass_by(1)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     left = (
         CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get()
         - two_clocks.wall
@@ -209,7 +209,7 @@ def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Cl
 
 def _looked() -> None:
     try:
-        clock_jumps.watch("default").look()
+        ledger_time.watch("default").look()
     finally:
         connection.close()
 
@@ -225,7 +225,7 @@ def test_the_permit_of_a_process_that_died_lives_no_longer_if_the_clock_is_set_b
     kept = CallQueue.objects.create(rule="r", call_data={}, ready=True, expires_at_dt=lives)
     two_clocks.pass_by(1)
     two_clocks.jump(-3600)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     dead.refresh_from_db(), kept.refresh_from_db()
     left = (dead.expires_at_dt - two_clocks.wall).total_seconds()
     assert left == pytest.approx(7, abs=0.5)
@@ -233,13 +233,13 @@ def test_the_permit_of_a_process_that_died_lives_no_longer_if_the_clock_is_set_b
 
 
 def test_a_scheduled_call_keeps_its_instant(two_clocks: Clocks) -> None:
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     due = two_clocks.wall + timedelta(seconds=10)
     CallQueue.objects.update(ready=False, due_at_dt=due)
     two_clocks.pass_by(1)
     two_clocks.jump(3600)
     two_clocks.pass_by(1)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     assert CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get() == due
 
 
@@ -260,7 +260,7 @@ def test_what_begins_to_age_after_the_jump_keeps_its_own_time(
 
 
 def test_a_clock_that_is_back_before_anybody_looked_is_believed_again(two_clocks: Clocks) -> None:
-    watch = clock_jumps.watch("default")
+    watch = ledger_time.watch("default")
     watch.look()
     two_clocks.pass_by(2)
     two_clocks.jump(3600)
@@ -287,7 +287,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_two_dispensers_move_the_ledger_once(two_clocks: Clocks, moves: list[int]) -> None:
-    first, second = clock_jumps.Watch("default"), clock_jumps.Watch("default")
+    first, second = ledger_time.Watch("default"), ledger_time.Watch("default")
     first.look(), second.look()
     assert released(two_clocks) == 20
     answer_all(two_clocks)
@@ -327,12 +327,12 @@ def test_a_begin_that_finds_nothing_to_begin_reads_the_clock_between_two_instant
     """
     read_at: list[float] = []
     rows = database.rows
-    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(ledger_time, "_watches", {})
     monkeypatch.setattr(
         database, "rows", lambda *sql: (read_at.append(clocks.monotonic()), rows(*sql))[1]
     )
     assert begin("default", [0]) == []
-    last = clock_jumps.watch("default").last
+    last = ledger_time.watch("default").last
     assert last is not None
     assert last.before <= read_at[-1] <= last.after
 
@@ -345,13 +345,13 @@ class Others:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = "one"
-        self.watches: dict[str, clock_jumps.Watch] = {}
-        monkeypatch.setattr(clock_jumps, "watch", self.watch)
+        self.watches: dict[str, ledger_time.Watch] = {}
+        monkeypatch.setattr(ledger_time, "watch", self.watch)
 
-    def watch(self, using: str) -> clock_jumps.Watch:
-        return self.watches.setdefault(self.now, clock_jumps.Watch(using))
+    def watch(self, using: str) -> ledger_time.Watch:
+        return self.watches.setdefault(self.now, ledger_time.Watch(using))
 
-    def be(self, name: str) -> clock_jumps.Watch:
+    def be(self, name: str) -> ledger_time.Watch:
         self.now = name
         return self.watch("default")
 
@@ -364,7 +364,7 @@ class Others:
             self.be("newcomer")
 
         self.be("newcomer")
-        clock_jumps.time.sleep = pass_by  # type: ignore[assignment]
+        ledger_time.time.sleep = pass_by  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ def test_a_begin_that_meets_the_jump_leaves_it_to_be_dealt_with(
 ) -> None:
     used_up(two_clocks)
     two_clocks.pass_by(59.84)  # a hundredth before the next may be released ahead
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     two_clocks.jump(jump)
     assert begin("default", [0]) == []
     assert [len(release("default", ["r"]).released) for _ in range(3)] == [0, 0, 0]
@@ -473,7 +473,7 @@ def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     behind = {"worker": 0.0}
     own = lambda: two_clocks.mono - behind.get(others.now, 0.0)  # noqa: E731
     monkeypatch.setattr(clocks, "monotonic", own)
-    monkeypatch.setattr(clock_jumps, "time", SimpleNamespace(sleep=two_clocks.pass_by))
+    monkeypatch.setattr(ledger_time, "time", SimpleNamespace(sleep=two_clocks.pass_by))
     for _ in range(3):
         two_clocks.pass_by(0.5)
         others.be("dispenser").look()
@@ -525,7 +525,7 @@ def test_a_jump_that_a_slow_reading_hides_is_not_credited(two_clocks: Clocks) ->
     """The clock's answer may have come at any moment of it, so the time that has surely gone by
     counts and no more.
     """
-    watch = clock_jumps.watch("default")
+    watch = ledger_time.watch("default")
     watch.look()
     watch.look()
     last = watch.last
@@ -550,7 +550,7 @@ def test_what_keys_wait_for_and_whose_turn_it_was_stays(two_clocks: Clocks, jump
     )
     before = list(KeyTurn.objects.values())
     two_clocks.jump(jump)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     assert list(KeyTurn.objects.values()) == before
 
 
@@ -560,7 +560,7 @@ def test_a_hold_lasts_as_long_as_it_was_laid_for(two_clocks: Clocks, jump: int) 
     holds.lay("default", ["r"], "rule", "", lasts, "", source="provider")
     two_clocks.pass_by(10)
     two_clocks.jump(jump)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     left = Hold.objects.get().until - two_clocks.ledger
     assert abs(left - timedelta(seconds=20)) < timedelta(seconds=0.1)
     assert released(two_clocks) == 0
@@ -589,13 +589,13 @@ def test_a_lease_that_was_written_by_the_wrong_time_is_as_long_as_it_was_to_be(
 ) -> None:
     """By a begin, which waits for nobody, before the look that finds the jump."""
     assert released(two_clocks) == 20
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     two_clocks.pass_by(1)
     two_clocks.jump(jump)
     wrong = two_clocks.ledger  # as it is until somebody looks
     CallAttempt.objects.update(started_at=wrong, lease_until=wrong + timedelta(seconds=90))
     two_clocks.pass_by(1)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     (lease,) = set(CallAttempt.objects.values_list("lease_until", flat=True))
     assert abs(lease - two_clocks.ledger - timedelta(seconds=89)) < timedelta(seconds=0.1)
 
@@ -603,7 +603,7 @@ def test_a_lease_that_was_written_by_the_wrong_time_is_as_long_as_it_was_to_be(
 def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(two_clocks: Clocks) -> None:
     used_up(two_clocks)
     CallQueue.objects.all().delete()
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     two_clocks.jump(86400 * 60)
     cleanup.clean("default")
     assert CallAttempt.objects.count() == 20
@@ -618,11 +618,11 @@ def test_a_sign_of_life_that_is_put_right_after_a_jump_is_no_backup(
     me.runs = True
     me.follow_settings()
     two_clocks.pass_by(1)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     two_clocks.jump(jump)
     me.heartbeat()
     two_clocks.pass_by(0.2)
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     two_clocks.pass_by(5)
     me.heartbeat()
     assert not Hold.objects.exists()
@@ -653,11 +653,11 @@ def test_a_cleanup_that_begins_just_after_the_clock_has_jumped_deletes_nothing_t
 def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> Job:
     """A call that a worker has begun. The two_clocks are real; a jump is a test's."""
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
-    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(ledger_time, "_watches", {})
     ensure_states("default", ["r"])
     CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="r")
     (begun,) = begin("default", [one.attempt_id for one in release("default", ["r"]).released])
-    clock_jumps.watch("default").since = clocks.monotonic() - 60
+    ledger_time.watch("default").since = clocks.monotonic() - 60
     return begun
 
 
@@ -748,7 +748,7 @@ def test_a_lease_ends_no_earlier_than_the_worker_believes(
     left = job.lease_ends - clocks.monotonic()
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     assert recovery.end_lost("default") == 0
-    clock_jumps.watch("default").look()
+    ledger_time.watch("default").look()
     assert recovery.end_lost("default") == 0
     lease = CallAttempt.objects.get().lease_until - ledger_time.now("default")
     assert left - 5 <= lease.total_seconds() <= left + 1

@@ -26,7 +26,7 @@ from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
-from callqueue.ledger import clock_jumps, ledger_time
+from callqueue.ledger import ledger_time
 from callqueue.ledger.tally_rows import CORRECTIONS
 from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue
@@ -48,7 +48,7 @@ NEVER = SlidingWindow("900000/h", unit="tokens")
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_clock, "ahead", timedelta(0))
-    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(ledger_time, "_watches", {})
 
 
 def five_times(response: Any) -> Any:

@@ -17,7 +17,7 @@ from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import LEAD, ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls
+from callqueue.ledger import holds, ledger_time, ready_calls
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, KeyTurn
 from tests.support.behaviour import move_ledger, release, send
@@ -31,7 +31,7 @@ real_monotonic = clocks.monotonic
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_clock, "ahead", timedelta(0))
-    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(ledger_time, "_watches", {})
 
 
 def passes(count: int, rule: str = "r") -> list[str]:

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from callqueue import FixedWindow, Rule, SlidingWindow, clocks, database, states
 from callqueue.database import ClockNow, from_us, server_clock
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.ledger import clock_jumps, ledger_time
+from callqueue.ledger import ledger_time
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.kinds import SECOND
 from callqueue.models import CallAttempt, LedgerState
@@ -29,18 +29,18 @@ JUMPS = [0.015, -0.015, 3600, -3600, 86400 * 30, -86400 * 30]
 
 
 @pytest.fixture
-def watched(transactional_db: None) -> Iterator[clock_jumps.Watch]:
+def watched(transactional_db: None) -> Iterator[ledger_time.Watch]:
     """This process is no newcomer."""
-    clock_jumps.forget_readings()
-    watch = clock_jumps.watch("default")
+    ledger_time.forget_readings()
+    watch = ledger_time.watch("default")
     watch.look()
     watch.since = clocks.monotonic() - 60
     yield watch
-    clock_jumps.forget_readings()
+    ledger_time.forget_readings()
 
 
 @pytest.fixture
-def full(settings: Any, watched: clock_jumps.Watch) -> None:
+def full(settings: Any, watched: ledger_time.Watch) -> None:
     """A day's window in which MANY count, and ROOM more have room."""
     window = SlidingWindow(f"{MANY + ROOM}/d")
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[window])}}
@@ -69,7 +69,7 @@ def passes(count: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_clock_that_is_set_costs_few_statements_and_rewrites_no_attempt(
-    full: None, monkeypatch: pytest.MonkeyPatch, watched: clock_jumps.Watch, jump: float
+    full: None, monkeypatch: pytest.MonkeyPatch, watched: ledger_time.Watch, jump: float
 ) -> None:
     assert passes(1)[0] == 1  # and counts all anew
     released, statements = passes(4)
@@ -103,7 +103,7 @@ def row_versions() -> Any:
 
 @pytest.mark.parametrize("jump", [0, *JUMPS])
 def test_all_ways_to_ledger_time_agree(
-    monkeypatch: pytest.MonkeyPatch, watched: clock_jumps.Watch, jump: float
+    monkeypatch: pytest.MonkeyPatch, watched: ledger_time.Watch, jump: float
 ) -> None:
     before = ledger_time.now("default")
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
@@ -159,7 +159,7 @@ def test_a_day_of_the_calendar_ends_when_the_clock_says_so(
 
 
 def test_what_went_before_the_clock_was_set_went_on_the_day_that_it_is_now(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, watched: clock_jumps.Watch
+    settings: Any, monkeypatch: pytest.MonkeyPatch, watched: ledger_time.Watch
 ) -> None:
     """The clock was wrong before: for the provider it is a second ago."""
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[FixedWindow("2/d")])}}

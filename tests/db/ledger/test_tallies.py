@@ -27,7 +27,7 @@ from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import clock_jumps, ledger_time, tallies
+from callqueue.ledger import ledger_time, tallies
 from callqueue.limits.budgets import bind, key_part
 from callqueue.limits.kinds import Limit
 from callqueue.managers import CallAttemptQuerySet
@@ -52,7 +52,7 @@ LIMITS_OF_FIVE = [
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_clock, "ahead", timedelta(0))
-    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(ledger_time, "_watches", {})
 
 
 # --- keys with parts

@@ -18,7 +18,7 @@ from callqueue import broker as messages
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, executor, judging, recorder
-from callqueue.ledger import clock_jumps, ledger_time
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
@@ -351,7 +351,7 @@ def test_a_beat_that_was_put_right_with_a_jump_is_no_backup(
     rules(default=Rule(limits=[WIDE]))
     sign = recovery.beat("default", "me:1")
     ledger_time.make_frame("default")
-    ledger_time.move("default", ledger_time.read("default"), clock_jumps.AGREED)
+    ledger_time.move("default", ledger_time.read("default"), ledger_time.AGREED)
     DispenserState.objects.update(seen_at=sign.at - timedelta(seconds=lost))
     assert recovery.has_gone_back("default", "me:1", sign) is has_gone
 
