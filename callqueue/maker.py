@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from celery import current_app
 
-from callqueue import aside, broker, callbacks, conf
+from callqueue import aside, broker, callbacks, clocks, conf
 from callqueue.dispatch import publisher
 from callqueue.dispatch.next_look import ROOMY, Room
 from callqueue.dispatch.release_pass import Begins, Begun
@@ -21,6 +21,7 @@ from callqueue.maintenance import reconcile
 
 SLOTS = 4  # a process has room for as many HTTP calls as a worker with so many
 HANDLED = 8  # calls of handlers at most: each has a thread, and perhaps a connection to a database
+HUNG = 64  # that have had their time, each with its thread, that take no room of others at most
 ASKING = 4  # threads that ask reconcile hooks at most
 
 
@@ -42,10 +43,12 @@ class Maker:
 
     def room(self) -> Room:
         """What may be released now; nothing while this process lacks what calls need."""
-        under_way = list(self.flight.under_way.values())
+        under_way, now = list(self.flight.under_way.values()), clocks.monotonic()
         http = sum(job.call.method in HTTP_METHODS for job in under_way)
+        handled = [job for job in under_way if job.call.method not in HTTP_METHODS]
+        hung = min(HUNG, sum(job.lease_ends < now for job in handled))
         most = 0 if starvation.pause.is_on else min(in_flight.most(), self.flight.crew.most())
-        return Room(most - http, min(most, HANDLED) - (len(under_way) - http))
+        return Room(most - http, min(most, HANDLED + hung) - len(handled))
 
     def begins(self) -> Begins:
         """Who begins what the next pass releases."""

@@ -193,6 +193,24 @@ def test_no_more_is_released_than_there_is_room_for(
     assert CallQueue.objects.done().count() == 12
 
 
+def test_handlers_that_hang_past_their_time_take_no_room(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps its thread; the others go on."""
+    monkeypatch.setattr(maker, "HANDLED", 2)
+    lease = {"LEASE": {"RELEASE": 300, "GRACE": 0.1}}
+    rules(lease, r=Rule(limits=[SlidingWindow("100/s")], total_timeout=0.3))
+    hanging = [task("tests.hang") for _ in range(2)]
+    added = [task("tests.add") for _ in range(3)]
+    is_done = CallQueue.objects.done().filter(pk__in=[call.pk for call in added])
+    run_until(lambda: is_done.count() == 3, seconds=10)
+    assert is_done.count() == 3
+    assert heard.count("hangs") == 2
+    assert not CallQueue.objects.done().filter(pk__in=[call.pk for call in hanging]).exists()
+    released.set()
+    in_flight.land(seconds=5)
+
+
 def test_unknown_calls_are_reconciled_beside(
     rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
