@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.cast import cuts_allowed
+from tests.simulation.scheduler import MICRO
 from tests.simulation.settings_of_runs import CallOf
 from tests.simulation.simulated import START
 
@@ -51,8 +52,9 @@ def send(world: World, draw: Any, count: int = 1, **fixed: Any) -> list[CallOf]:
     try:
         with transaction.atomic():
             for call in made:
-                expires_at = None if expires is None else _later(world, expires)
-                _insert(call, priority=priority, expires_at=expires_at)
+                if expires is not None:  # by the clock of its host
+                    call.expires = world.scheduler.now + round(expires * MICRO)
+                _insert(call, priority)
             if is_undone:
                 raise _Undone
     except _Undone:
@@ -60,7 +62,7 @@ def send(world: World, draw: Any, count: int = 1, **fixed: Any) -> list[CallOf]:
             call.pk = None
         return []
     for call in made:
-        call.is_committed, call.expires = True, expires is not None
+        call.is_committed = True
         world.judge.by_pk[call.pk or 0] = call
     return made
 
@@ -81,15 +83,12 @@ def _drawn(world: World, draw: Any, fixed: dict[str, Any]) -> CallOf:
     return call
 
 
-def _insert(call: CallOf, **more: Any) -> None:
+def _insert(call: CallOf, priority: int) -> None:
     from callqueue.models import CallQueue
 
+    at = None if call.expires is None else START + timedelta(microseconds=call.expires)
+    more = {"priority": priority, "expires_at": at}
     data = {"method": call.method, "params": {"url": f"http://127.0.0.1/{call.token}"}}
     row = CallQueue.objects.send(data, rule=call.rule, key=call.key, cost=call.cost, **more)
     assert row is not None
     call.pk = row.pk
-
-
-def _later(world: World, seconds: float) -> Any:
-    """What hosts' clocks show after so many seconds."""
-    return START + timedelta(microseconds=world.scheduler.now, seconds=seconds)

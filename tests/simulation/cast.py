@@ -50,6 +50,8 @@ class Cast:
         judge, scene = self.world.judge, self.world.scene
         process = self._made(kind, kind, is_other)
         process.slowness = slowness
+        if slowness > 1:
+            judge.hampered.add(process)
         rules = scene.other if is_other else scene.rules
         if kind in RELEASING:
             judge.settings[process] = rules

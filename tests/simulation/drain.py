@@ -20,7 +20,7 @@ LASTS = 4.0  # seconds for which it is watched
 LOOK = 0.6  # seconds by which a dispenser has seen that calls are there: it polls
 SLEPT = 7200.0  # seconds
 SETTLES = 2.0  # seconds after which processes that have slept know what has become of the others
-MEANWHILE = ("nothing", "sleep", "raise", "pause", "hold", "wipe", "ask")
+MEANWHILE = ("nothing", "sleep", "raise", "pause", "hold", "wipe", "ask", "stop")
 
 
 def drain(world: World) -> None:
@@ -31,7 +31,7 @@ def drain(world: World) -> None:
     if act == "sleep":
         _sleep(world)
     sent: list[CallOf] = []
-    backlog = Backlog(sent, 0, is_plain=act in ("nothing", "sleep", "wipe"))
+    backlog = Backlog(sent, 0, is_plain=act in ("nothing", "sleep", "wipe", "stop"))
     drawn = _drawn(world, draw)
     world.cast.act("drainer", 0.0, lambda: _send(world, draw, drawn, sent))
     if act == "ask":
@@ -161,6 +161,13 @@ def _ask(world: World, draw: Any) -> None:
             sock.close()
     except NotNow:
         world.scheduler.tell(f"{call.token} has no permit")
+
+
+def _stop(world: World, draw: Any, backlog: Backlog) -> None:
+    """One of several that release is told to go."""
+    releasing = world.cast.releasing()
+    if len(releasing) > 1:
+        draw.choice(releasing).stop.set()
 
 
 def _wipe(world: World, draw: Any, backlog: Backlog) -> None:

@@ -288,6 +288,42 @@ def correction(""",
         runs=200,
         scenes=["calendar"],
     ),
+    "what is in flight takes no room": fault(
+        "maker", "return Room(most - http,", "return Room(most,"
+    ),
+    "a pass fills the room again and again": fault(
+        "dispatch.planning",
+        "self._count[candidate.method in HTTP_METHODS] += 1",
+        "self._count[candidate.method in HTTP_METHODS] += 0",
+    ),
+    "nobody is said to have begun": fault(
+        "dispatch.release_pass", '"started_at": now if worker else None,', '"started_at": None,'
+    ),
+    "a slot is looked at once it has opened": fault(
+        "dispatch.release_pass", "/ 1_000_000 - LEAD / 2)", "/ 1_000_000 + LEAD)"
+    ),
+    "tokens are read as calls beside calls": fault(
+        "ledger.account",
+        'by_units=any(b.limit.unit != "calls" for b in fine)',
+        'by_units=all(b.limit.unit != "calls" for b in fine)',
+        scenes=["both"],
+    ),
+    "a rate raises no version": fault(
+        "ledger.settings",
+        "_raise_version(using, before.version, ledger_time.now(using), rates=rates)",
+        "tables.settings(using).update(rates=rates)",
+    ),
+    "a calendar goes by ledger time": fault(
+        "dispatch.release_pass",
+        "    book = book.moved_by(reading.moved)\n",
+        "",
+        scenes=["calendar", "quota"],
+    ),
+    "keys' calls expire by ledger time": fault(
+        "dispatch.turns",
+        "self.wall = from_us(account.now + account.moved)",
+        "self.wall = from_us(account.now)",
+    ),
     "one attempt more than the rule has": fault(
         "transitions.ends",
         "failed >= rule.retry.max_attempts",

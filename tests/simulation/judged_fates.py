@@ -13,7 +13,7 @@ from tests.simulation.settings_of_runs import CallOf
 if TYPE_CHECKING:
     from tests.simulation.oracle import Judge
 
-NEW, DONE = 0, 3
+NEW, DONE, UNKNOWN = 0, 3, 7
 FINAL = (3, 4, 5, 6, 7)
 TRIES = 3  # as settings of runs say
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
@@ -41,6 +41,7 @@ class Fates:
                 if outcome.get(request.attempt or 0) == "voided":
                     self.facts.complain(f"attempt {request.attempt} was voided, and made")
             self._judge_rest(request, outcome.get(request.attempt or 0))
+        self._judge_room(requests)
         for pk, count in made.items():
             if pk and count > 1:
                 self.facts.complain(f"attempt {pk} was made {count} times")
@@ -49,6 +50,22 @@ class Fates:
         for call in self.facts.calls.values():
             if call.is_committed and not call.is_gone and call.pk is not None:
                 self._judge_end(call, calls.get(call.pk), of_call.get(call.token, []))
+
+    def _judge_room(self, requests: list[Request]) -> None:
+        """A maker has no more calls on the wire than it has room for, and none when it ends."""
+        for one in requests:
+            if one.process.kind == "maker":
+                if one.over_at > self.facts.left.get(one.process, float("inf")):
+                    self.facts.complain(f"{one.process.name} ended, and left {one.token}")
+                own = [x for x in requests if x.process is one.process]
+                flying = sum(x.sent_at <= one.sent_at < x.over_at for x in own)
+                if flying > one.process.config.calls_per_slot:
+                    self.facts.complain(f"{one.process.name} has {flying} calls on the wire")
+
+    def _is_a_makers(self, call: CallOf) -> bool:
+        """Whether only makers have released it, which were alive and well all the time."""
+        by = {one.by for one in self.facts.releases.values() if one.call == call.pk}
+        return all(p.kind == "maker" and not p.is_dead for p in by) and not by & self.facts.hampered
 
     def _judge_rest(self, request: Request, outcome: str | None) -> None:
         """What an answer asked for was written down, where the answer was."""
@@ -90,6 +107,8 @@ class Fates:
             self.facts.complain(
                 f"{call.token} (call {call.pk}) never ends: status {status}, {why!r}"
             )
+        if status == UNKNOWN and not sent and self._is_a_makers(call):
+            self.facts.complain(f"{call.token} is said to be made perhaps, and was never sent")
         if status == DONE and not any(r.status and 200 <= r.status < 300 for r in sent):
             self.facts.complain(f"{call.token} is done, and was never answered so")
         good = [r for r in sent if r.told_at and r.status and r.status < 300]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # seconds by which a clock that was set may bend a window, and the share of the time between looks
 BENT, DRIFT = 0.012, 0.0004
+SETTLES = 5 * MICRO  # after which all go by a clock that was set
 
 
 class Limits:
@@ -25,7 +26,6 @@ class Limits:
 
     def __init__(self, facts: Judge) -> None:
         self.facts = facts
-        self.calendar = 0  # microseconds that the calendar shows at the beginning
 
     def judge(self, requests: list[Request]) -> None:
         counted = [
@@ -116,15 +116,18 @@ class Limits:
         return sum(n for y, n in known if y.counted_at <= at < y.over_at)
 
     def _in_calendar(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:
-        """By the provider's own calendar, which may be off a little; not judged where the
-        database's clock was set.
+        """By the provider's own calendar, which may be off a little, and is set with the database's
+        clock; not judged near that.
         """
-        if self.facts.was_set:
+        counted = x.counted_at or 0
+        last = max((at for at, _ in self.facts.jumps if at <= counted), default=-SETTLES)
+        if counted - round(limit.seconds * MICRO) < last + SETTLES:
             return 0
+        others = [(y, n) for y, n in others if y.counted_at > last]
         width, off = round(limit.seconds * MICRO), round(0.9 * limit.jitter * MICRO)
 
         def number(y: Request, late: int) -> int:
-            return ((y.counted_at or 0) + self.calendar + late) // width
+            return (self.facts.shown(y.counted_at or 0) + late) // width
 
         return max(
             sum(n for y, n in others if number(y, late) == number(x, late))

@@ -8,6 +8,7 @@ no kind of limit waits for longer than that.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Charges = Sequence[tuple[int, int, int]]  # when it was answered, what it was charged, what it cost
 
+USED = 0.94  # of a window, by calls that wait for it
 LATE = 0.15  # seconds by which a call may be sent after it could have gone: passes and messages
 MOST = 1000  # calls, more than any run has
 # And of keys that wait for a tallied window: nobody foresees when these go, so that they wait for
@@ -84,19 +86,28 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
         key=lambda one: (releases[one.attempt or 0].at, one.attempt or 0),
     )
     before: list[Charge] = []
+    lates: dict[str, list[float]] = defaultdict(list)
     own = {call.token for call in backlog.calls}
     for request in order:
         call, release = world.judge.calls[request.token], releases[request.attempt or 0]
         if request.token in own:
             slot = slot_of(world, backlog, call, before)
             late = (request.sent_at - slot) / MICRO
-            if late > _bound(world, call.rule) + _youth(counted.values(), slot):
+            youth = _youth(counted.values(), slot)
+            if not youth:
+                lates[call.rule].append(max(0.0, late))
+            if late > _bound(world, call.rule) + youth:
                 yield (
                     f"{call.token} of {call.rule} (key {call.key!r}, cost {call.cost}) went at "
                     f"{request.sent_at / MICRO:.3f}, and could have gone at {slot / MICRO:.3f}"
                 )
         told_at = request.told_at if request.told_at is not None else request.sent_at + MICRO
         before.append(Charge(call, release.queue, request.sent_at, told_at, _used(world, request)))
+    for rule, found in lates.items():
+        windows = [one.seconds for one in world.scene.limits(rule) if is_plain(one)]
+        mean, width = sum(found) / len(found), min(windows, default=0.0)
+        if len(windows) == len(list(world.scene.limits(rule))) and mean > (1 - USED) * width > 0:
+            yield f"calls of {rule} went {mean:.3f} s late in the mean: that is not {USED} of it"
     waiting = set()
     for call in backlog.calls:
         line = call.rule, str(call.key) if _is_keyed(world, call.rule) else ""
@@ -119,6 +130,11 @@ def _used(world: World, request: Request) -> int | None:
         return None
     is_permit = request.process.kind not in ("worker", "maker")
     return max(request.used, call.charge("tokens")) if is_permit else request.used
+
+
+def is_plain(limit: LimitOf) -> bool:
+    """Whether it is a window of a rule, whose slots hang on no answer."""
+    return limit.kind == "window" and limit.per == "rule" and not limit.strict
 
 
 def overtaken(world: World, backlog: Backlog) -> Iterable[str]:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 KINDS = (
     "kill", "freeze", "cut", "jump", "refuse", "broker", "hold", "cancel", "delete", "pause",
-    "rate", "deploy", "requeue", "clean", "stall", "forget", "grip", "wipe",
+    "rate", "deploy", "requeue", "clean", "stall", "forget", "grip", "wipe", "term",
 )  # fmt: skip
 # What does harm together: a call's row is held while its attempt is lost, ...
 PLOTS = (
     ("forget", "hold"), ("freeze", "hold"), ("freeze", "broker"), ("kill", "requeue"),
     ("freeze", "cancel"), ("deploy", "rate"), ("jump", "freeze"), ("deploy", "kill"),
     ("hold", "hold"), ("cancel", "requeue"), ("jump", "jump"), ("wipe", "rate"), ("grip", "kill"),
+    ("term", "cut"),
 )  # fmt: skip
 
 
@@ -92,6 +93,7 @@ def _stall(world: World, draw: Any) -> None:
     if victims:
         victim = draw.choice(victims)
         victim.slowness = 40.0
+        world.judge.hampered.add(victim)
         world.scheduler.later(draw.uniform(0.3, 1.5), lambda: setattr(victim, "slowness", 1.0))
 
 
@@ -103,7 +105,7 @@ def _cut(world: World, draw: Any) -> None:
 def _jump(world: World, draw: Any) -> None:
     """The database's clock is set."""
     by = draw.choice([0.05, 0.4, 1.0, 5.0, 3600.0, 86400.0, -0.05, -0.4, -1.0, -5.0, -3600.0])
-    world.judge.was_set = True
+    world.judge.jumps.append((world.scheduler.now, round(by * MICRO)))
     world.stage.doors.clock_set += round(by * MICRO)
     world.scheduler.tell(f"the clock is set by {by:g} s", "world")
 
@@ -130,7 +132,7 @@ def _some(world: World, draw: Any) -> int | None:
     judge = world.judge
     over = {r.attempt for r in world.provider.requests if r.told_at or r.given_up_at}
     out = [r.call for r in judge.releases.values() if r.pk not in over and r.call in judge.by_pk]
-    expiring = [pk for pk, call in judge.by_pk.items() if call.expires]
+    expiring = [pk for pk, call in judge.by_pk.items() if call.expires is not None]
     found: list[int] = draw.choice([sorted(judge.by_pk), sorted(out), sorted(out), expiring])
     return draw.choice(found or sorted(judge.by_pk) or [None])  # type: ignore[no-any-return]
 
@@ -265,6 +267,19 @@ def _deploy(world: World, draw: Any) -> None:
     kinds = ["maker"] if not world.cast.alive("worker") else ["dispenser", "dispenser", "maker"]
     world.cast.start(draw.choice(kinds), is_other)
     world.scheduler.later(seconds, end)
+
+
+def _term(world: World, draw: Any) -> None:
+    """A maker is told to go, and another one begins."""
+    begun = [one for one in world.cast.serving("maker") if hasattr(one, "stop")]
+    if begun:
+        old, after = draw.choice(begun), draw.uniform(0, 1)
+        old.stop.set()
+
+        def follow() -> None:
+            world.cast.start("maker", old.is_other)
+
+        world.scheduler.later(after, follow)
 
 
 def _grip(world: World, draw: Any) -> None:

@@ -17,6 +17,8 @@ from tests.simulation.provider import Request
 from tests.simulation.scheduler import MICRO, Process
 from tests.simulation.settings_of_runs import CallOf, LimitOf, Rules, value_of
 
+SLOWEST = round(0.7 * MICRO)  # microseconds that two statements of a quick process may take
+
 
 @dataclass
 class Release:
@@ -72,10 +74,21 @@ class Judge:
     holds: list[Hold] = field(default_factory=list)
     # by attempt: when its end was committed, and its tokens then; and of what was settled after it
     ended: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    was_set: bool = False  # the clock
+    calendar: int = 0  # microseconds that the database's clock shows at the beginning
+    hampered: set[Process] = field(default_factory=set)  # slow, or frozen, at some time
+    jumps: list[tuple[int, int]] = field(default_factory=list)  # of it: when, and by how much
 
     def __post_init__(self) -> None:
         self.limits, self.fates = Limits(self), Fates(self)
+
+    @property
+    def was_set(self) -> bool:
+        """Whether the clock jumped."""
+        return bool(self.jumps)
+
+    def shown(self, at: int) -> int:
+        """What the database's clock showed at an instant."""
+        return at + self.calendar + sum(by for when, by in self.jumps if when <= at)
 
     def complain(self, text: str) -> None:
         self.complaints.append(text)
@@ -90,7 +103,11 @@ class Judge:
             for p in self.settings
             if not p.is_dead and p not in self.left and self.released_first.get(p, now) < began_at
         ]
+        shown = min(self.shown(began_at), self.shown(now))
         for pk, call, rule, queue, key in rows:
+            known = self.by_pk.get(call)
+            if known and self._had_expired(known, by, shown):
+                self.complain(f"{known.token} was released after it had expired")
             in_force = list(self._limits(by, rule))
             for other in joined:
                 if other is not by:
@@ -107,6 +124,12 @@ class Judge:
                     )
         if rows:
             self.released_first.setdefault(by, now)
+
+    def _had_expired(self, call: CallOf, by: Process, shown: int) -> bool:
+        """Whether its pass must have seen that: who is slow may take its clock for as much late."""
+        if call.expires is None or call.requeued_at or by in self.hampered:
+            return False
+        return call.expires + SLOWEST < shown
 
     def note_ends(self, rows: list[Any], now: int) -> None:
         """Ends of attempts were just committed, or what they cost after all: (id, tokens) of all

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 PROBED = 2.5  # seconds
+PERMITTED = 2.0  # seconds: as long as a permit may be waited for, and used
 WAITED = 20.0
 # Seconds by which a call may go sooner than its forecast says: as the slots of jittery clocks may.
 # Where limits wait for answers, the last ones took up to a second longer than those of quiet times.
@@ -36,6 +37,10 @@ def probe(world: World) -> None:
     scheduler.run(scheduler.now / MICRO + 1.1 * longest + 0.2)
     rule = sorted(world.scene.rules)[0]
     count = min(_room(world, rule), 6)
+    if count > 1:
+        world.cast.act("permit", 0.0, lambda: _admit(world, rule))
+        scheduler.run(scheduler.now / MICRO + PERMITTED)
+        count -= 1
     if count < 1:
         return
     sent: list[CallOf] = []
@@ -62,9 +67,27 @@ def probe(world: World) -> None:
 
 def _send(world: World, rule: str, count: int) -> list[CallOf]:
     """Calls that cost as little as they can, all with one key."""
-    cost = {limit.unit: 1 for limit in world.scene.rules[rule].limits if limit.unit != "calls"}
+    cost = _least_cost(world, rule)
     key, draw = world.scene.keys[0], world.scheduler.stream("probe")
-    return application.send(world, draw, count, rule=rule, key=key, cost=cost or 1, method="get")
+    return application.send(world, draw, count, rule=rule, key=key, cost=cost, method="get")
+
+
+def _admit(world: World, rule: str) -> None:
+    """Where nothing counts, a permit is had at once."""
+    import callqueue
+    from callqueue.exceptions import NotNow
+
+    cost = _least_cost(world, rule)
+    try:
+        with callqueue.permit(rule, key=world.scene.keys[0], cost=cost, wait=0.5):
+            pass
+    except NotNow as error:
+        world.judge.complain(f"there is room for a permit of {rule}, and none is given: {error}")
+
+
+def _least_cost(world: World, rule: str) -> Any:
+    units = {limit.unit for limit in world.scene.rules[rule].limits} - {"calls"}
+    return dict.fromkeys(units, 1) or 1
 
 
 def _foresee(world: World, rule: str) -> None:

@@ -65,6 +65,7 @@ def named() -> list[Scene]:
             "counted", one(tokens, settles=True), one(tokens, settles=True), costs=costs,
             is_tallied=True,
         ),
+        Scene("both", spent(window, tallied), spent(window, untallied), costs=costs, **crossed),
         Scene("crossed", spent(untallied), spent(tallied), costs=costs, **crossed),
         Scene("crossed back", spent(tallied), spent(untallied), costs=costs, **crossed),
         Scene("crossed keys", spent(untallied, late), spent(tallied, late), KEYS, costs, **crossed),

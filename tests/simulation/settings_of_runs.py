@@ -159,7 +159,7 @@ class CallOf:
     pk: int | None = None
     is_committed: bool = False
     may_repeat: bool = False  # its rule says so
-    expires: bool = False
+    expires: int | None = None  # when, as the database's clock shows it, from its beginning on
     is_gone: bool = False  # deleted, or meddled with by other code
     requeued_at: list[int] = field(default_factory=list)
 

@@ -137,6 +137,7 @@ class Statements:
             if doom.kind == "kill":
                 self.world.cast.die(process)
             elif doom.kind == "freeze":
+                self.world.judge.hampered.add(process)
                 process.thawed_at = self.scheduler.now + round(doom.given * MICRO)
                 self.scheduler.sleep(0)
             else:

@@ -253,4 +253,113 @@ UNSEEN = {
         runs=200,
         scenes=["tokens"],
     ),
+    # Looked for in a handful of runs yet, chosen by their scenes.
+    "a group is locked in part": fault(
+        "dispatch.release_pass",
+        "    if len(found) < len(group):\n",
+        "    if not found:\n",
+        scenes=["linked", "shared"],
+    ),
+    "former rules may be at it": fault(
+        "dispatch.release_pass",
+        "if former and not rule_rows.are_free(using, former):",
+        "if False:",
+        scenes=["linked", "shared"],
+    ),
+    "a jump is followed beside a pass": fault(
+        "ledger.ledger_time", "database.locked(stored, wait=True)", "database.locked(stored)"
+    ),
+    "corrections come before the tallies": fault(
+        "ledger.account",
+        "        self.tallies = {one.budget.id: one for one in found}\n"
+        "        if has_corrections:\n"
+        "            take_corrections(self.using, self.rules, self.tallies.values())\n",
+        "        if has_corrections:\n"
+        "            take_corrections(self.using, self.rules, self.tallies.values())\n"
+        "        self.tallies = {one.budget.id: one for one in found}\n",
+        scenes=["counted", "both"],
+    ),
+    "a rate takes the others back": fault(
+        "ledger.settings",
+        "rates = {name: old for name, old in before.rates.items() if name != limit}",
+        "rates: dict[str, str] = {}",
+        scenes=["two", "keys", "shared"],
+    ),
+    "of two waits the later is waited for": fault(
+        "dispatch.next_look", "min(instants, default=None),", "max(instants, default=None),"
+    ),
+    "room is not waited for": fault(
+        "dispatch.next_look", "        on_room=wait.on_room,\n", "        on_room=False,\n"
+    ),
+    "what is born begun has the lease of a message": fault(
+        "dispatch.release_pass",
+        "lease = config.lease(config.rules.get(call.rule))",
+        "lease = config.release_lease / 3",
+    ),
+    "what is begun and was not heard of is left": fault(
+        "dispatch.dispenser", "        group.unmade = begins.worker\n", ""
+    ),
+    "a maker ends with calls on the wire": fault("maker", "            in_flight.land()\n", ""),
+    "a permit's lease is a message's": fault(
+        "dispatch.release_pass", "lease = own.maker.lease", "lease = config.release_lease / 3"
+    ),
+    "a permit gives no news of its key": fault(
+        "dispatch.release_pass",
+        "if own is not None and own.maker.is_new and held",
+        "if own is not None and not own.maker.is_new and held",
+        scenes=["keys", "parts"],
+    ),
+    "news is forgotten untaken": fault(
+        "ledger.ready_calls",
+        "        if (rule, priority, key) not in known\n",
+        "        if (rule, priority, key) not in known and known\n",
+        scenes=["keys", "parts"],
+    ),
+    "a key that was served is the first again": fault(
+        "dispatch.turns",
+        "served = {self._turns[place].pk: self.now + 1 for place in in_turn}",
+        "served = {self._turns[place].pk: 0 for place in in_turn}",
+        scenes=["keys", "parts"],
+    ),
+    "after a sleep the others are silent": fault(
+        "ledger.settings",
+        "known = self._signs if moment - self._looked_at < GAP else {}",
+        "known = self._signs",
+    ),
+    "what is not begun is voided at once": fault(
+        "maintenance.recovery",
+        "overdue = tables.attempts(using).unbegun().filter(lease_until__lt=LedgerNow())",
+        "overdue = tables.attempts(using).unbegun()",
+    ),
+    "a hold is laid by the wall": fault(
+        "ledger.holds",
+        "until = None if lasts is None else locked.now + lasts",
+        "until = None if lasts is None else locked.wall + lasts",
+    ),
+    "a call is charged to the first of its limits": fault(
+        "dispatch.planning",
+        "for meter, cost in way.charges:",
+        "for meter, cost in way.charges[:1]:",
+        scenes=["two", "both"],
+    ),
+    "a retry is due by the clock of its begin": fault(
+        "transitions.verbs",
+        "moved = timedelta(microseconds=reading.moved - result.job.clock.moved)",
+        "moved = timedelta(0)",
+    ),
+    "retries stay where a clock was that is set back": fault(
+        "ledger.ledger_time", "        _bring_back(using, jump, reading)\n", "        pass\n"
+    ),
+    "an answer that gives back is not waited for": fault(
+        "dispatch.planning",
+        "self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))",
+        "pass",
+        scenes=["counted", "limited", "both"],
+    ),
+    "passes for answers are in vain": fault(
+        "dispatch.next_look",
+        "last.in_vain + last.is_woken",
+        "last.in_vain + 1",
+        scenes=["once"],
+    ),
 }

@@ -81,7 +81,7 @@ class World:
         self.misfortunes = misfortunes.drawn(self, leave_out)
         if any(limit.kind == "calendar" for limit in self.scene.limits()):
             stage.doors.clock_set = round(draw.uniform(0, 2) * MICRO)
-            self.judge.limits.calendar = stage.doors.clock_set
+            self.judge.calendar = stage.doors.clock_set
 
     def token(self, kind: str) -> str:
         """A name for one more call."""
