@@ -128,8 +128,10 @@ class Permit:
             found = database.locked(row, wait=True).values("cost", "charged", "correction_pending")
             for known in found:
                 believed = known["charged"] if known["correction_pending"] else known["cost"]
-                columns = recorder.correction(believed, cost, states.SUCCEEDED)
-                if costs_more(cost, known["cost"]):
+                is_more = costs_more(cost, known["cost"])
+                # Though it is what passes believed: one may have counted by less meanwhile.
+                columns = recorder.correction(believed, cost, states.SUCCEEDED, is_late=is_more)
+                if is_more:
                     columns["sent_at"] = None
                 none = {"charged": None, "correction_pending": False}
                 costs = {"cost": cost, "calls": cost_of(cost, "calls"), "settled": True}

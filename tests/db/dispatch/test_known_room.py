@@ -225,6 +225,27 @@ def test_what_a_permit_cost_more_is_taken_off(rules: Rules) -> None:
     assert let_go(5, cost={"tokens": 10}) == 2
 
 
+def test_what_a_permit_costs_once_more_as_before_is_taken_off(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass has seen it cost less, and had looked for marks just before."""
+    rules(r=Rule(limits=[SlidingWindow("100/m", unit="tokens")]))
+    with callqueue.permit("r", cost={"calls": 1, "tokens": 70}, wait=0) as permit:
+        pass
+    read = Account.read
+
+    def read_later(account: Account, **options: Any) -> None:
+        permit.settle({"tokens": 10})
+        read(account, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Account, "read", read_later)
+        assert let_go(1, cost={"tokens": 35}) == 1
+    assert known() == {"r#0": 55}
+    permit.settle({"tokens": 70})
+    assert let_go(1, cost={"tokens": 10}) == 0
+
+
 @pytest.mark.parametrize("moved", [-5.0, 5.0])
 def test_room_of_another_clock_is_counted_anew(rules: Rules, moved: float) -> None:
     rules(r=Rule(limits=[SlidingWindow("9/m")]))
