@@ -206,7 +206,8 @@ def counted(book: Book, rules: Sequence[str]) -> list[Budget] | None:
 @lru_cache(maxsize=4096)
 def print_of(budgets: tuple[Budget, ...]) -> str:
     """Which budgets these are."""
-    return hashlib.sha256(" ".join(map(fingerprint, budgets)).encode()).hexdigest()[:16]
+    text = " ".join(f"{one.id} {fingerprint(one)}" for one in budgets)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class KnownMeter(Meter):

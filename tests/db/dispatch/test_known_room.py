@@ -194,6 +194,14 @@ def test_other_settings_hold_at_once(rules: Rules) -> None:
     assert let_go(3) == 1
 
 
+def test_a_limit_before_it_is_no_fault(rules: Rules) -> None:
+    """It makes a limit that has no name another one, though it allows the same."""
+    rules(r=Rule(limits=[SlidingWindow("9/m")]))
+    assert let_go(1) == 1
+    rules(r=Rule(limits=[SlidingWindow("5000/h"), SlidingWindow("9/m")]))
+    assert let_go(9) == 8
+
+
 def test_what_another_group_released_is_counted(rules: Rules) -> None:
     """By the old settings the rule was alone, and shares a limit by the new: each releases."""
     shared = SlidingWindow("5/m", name="account")
