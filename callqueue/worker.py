@@ -4,11 +4,12 @@ does: `celery worker` alone is a working system.
 One process of all workers does so at a time. Of the processes of one worker, it is the one that has
 the worker's seat: a lock of the operating system's, which is free as soon as its holder is dead. Of
 several workers, it is the one that is seen to be alive: see `alive.is_outranked`. A process that
-computes, so that its threads have to wait, gives the seat away to one that does not.
+computes, so that its threads have to wait, or that is stopped, loses the seat to one that does not.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 import threading
@@ -37,39 +38,64 @@ try:
 except ImportError:  # Windows: a worker is one process there
     fcntl = None  # type: ignore[assignment]
 
-LOOK = 1.0  # seconds between two looks whether others release, and whether this process computes
+LOOK = 1.0  # seconds between two looks whether others release
 LONG = 0.2  # seconds after which a task is taken for one that computes
-OFFER = 0.02  # seconds for which the seat is left, for another process to take
+WAIT = 0.25  # seconds between two tries to have the seat, and two words of who has it
+SILENT = 3.0  # seconds without a word after which another process may have it
 LEAVING = 20.0  # seconds for which a process that ends waits for what it releases
 
 
 class Seat:
-    """Of a worker's processes one at a time has it. To be made before they are forked off."""
+    """Of a worker's processes one at a time has it. To be made before they are forked off.
+
+    Seats have numbers, and a process that has one locks the byte of that number. One that says
+    nothing (it is stopped, or a library lets none of its threads run) or that it computes keeps its
+    lock, but another may take the next number: only the last one counts.
+    """
 
     def __init__(self) -> None:
         self.worker = os.getpid()
         self.name = name_of_process(self.worker)  # by which other workers know who has it
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  it is open as long as the worker runs
+        # shared: the number, when who has it said something, and whether that was that it computes
+        self._said = memoryview(mmap.mmap(-1, 24)).cast("d")
+        self._own = -1.0
 
-    def take(self, *, waits: bool) -> bool:
-        """Have it; False where another process has it, and it is not waited for."""
-        try:
-            if fcntl is not None:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        except OSError:
-            return False
+    def take(self, *, is_idle: bool) -> bool:
+        """Have it, if no process has, or one that computes or is silent has, and this `is_idle`."""
+        number, said_at, computes = self._said
+        if not self._lock(number):
+            is_left = computes or time.monotonic() - said_at > SILENT
+            number += 1
+            if not (is_idle and is_left and self._lock(number)):
+                return False
+            self._said[0] = number
+        self._own = number
+        self.say(computes=not is_idle)
         return True
+
+    def is_own(self) -> bool:
+        """Whether this process has it, still."""
+        return self._own == self._said[0]
+
+    def say(self, *, computes: bool) -> None:
+        """To those who wait for it."""
+        if self.is_own():
+            self._said[2], self._said[1] = computes, time.monotonic()
 
     def leave(self) -> None:
         """Have it no more, if this process does."""
-        if fcntl is not None:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
+        if fcntl is not None and self._own >= 0:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, int(self._own))
+        self._own = -1.0
 
-    def is_given_away(self) -> bool:
-        """Offer it to who waits for it; whether there was one, who has it now."""
-        self.leave()
-        time.sleep(OFFER)
-        return not self.take(waits=False)
+    def _lock(self, number: float) -> bool:
+        try:
+            if fcntl is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(number))
+        except OSError:
+            return False
+        return True
 
 
 class Stop(threading.Event):
@@ -110,31 +136,41 @@ class Releaser:
     def _is_over(self) -> bool:
         return self._ends or in_flight.is_told_to_go()
 
+    def _may_not_release(self) -> bool:
+        return self._is_over() or not self.seat.is_own()
+
     def _run(self) -> None:
         with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
             ledger_time.watch(self.using).settles_in()
         connections[self.using].close()
         while not self._is_over():
-            try:
-                # One that computes does not wait in line.
-                if self.seat.take(waits=self.kind == alive.WORKER):
+            if self.seat.take(is_idle=self.kind == alive.WORKER):
+                try:
+                    threading.Thread(target=self._speak, name="callqueue-seat", daemon=True).start()
                     self._wait_and_release()
-            except BaseException as error:
-                events.emit("listener_failed", receiver="worker", error=type(error).__name__)
-            self.seat.leave()
-            connections[self.using].close()
-            time.sleep(LOOK)
+                except BaseException as error:
+                    events.emit("listener_failed", receiver="worker", error=type(error).__name__)
+                self.seat.leave()
+                connections[self.using].close()
+                time.sleep(LOOK)
+            time.sleep(WAIT)
+
+    def _speak(self) -> None:
+        """Not by who releases, who may have to wait for a database."""
+        while self.seat.is_own():
+            self.seat.say(computes=self.kind == alive.BUSY)
+            time.sleep(WAIT)
 
     def _wait_and_release(self) -> None:
         """Release while no other worker does."""
-        while not self._is_over() and self._is_outranked():
+        while not self._may_not_release() and self._is_outranked():
             time.sleep(LOOK)
-        if self._is_over():
+        if self._may_not_release():
             return
         dispenser = Dispenser(self.using, maker=WorkersMaker(self.using), name=self.seat.name)
         look = Chore("seat", LOOK, lambda: self._look(dispenser), aside=False)
         dispenser.chores.table += (look,)
-        self._stop, self._resigns, self.is_releasing = Stop(self._is_over), False, True
+        self._stop, self._resigns, self.is_releasing = Stop(self._may_not_release), False, True
         try:
             dispenser.run(stop=self._stop)
             # Else another process of the worker goes on, by the same name.
@@ -157,9 +193,7 @@ class Releaser:
         if kind != dispenser.membership.kind:
             dispenser.membership.kind = kind
             dispenser.chores.start_over()  # say so
-        if kind == alive.BUSY and self.seat.is_given_away():
-            self._stop.set()
-        elif alive.is_outranked(self.using, kind, self.seat.name):
+        if alive.is_outranked(self.using, kind, self.seat.name):
             self._resigns = True
             self._stop.set()
 

@@ -5,6 +5,7 @@ It reads its settings lazily from Django's (`CELERY_...`), so importing it needs
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 
@@ -38,6 +39,17 @@ def compute(path: str, pid: int) -> None:
         file.write(f"{pid}\n")
     while os.path.exists(path):
         sum(range(10_000))
+
+
+@app.task(name="tests.hold")
+def hold(path: str, pid: int) -> None:
+    """In the process of this id, let no other thread run for 40 seconds, as some libraries do."""
+    if os.getpid() != pid:
+        time.sleep(0.5)
+        return
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{pid}\n")
+    ctypes.PyDLL(None).sleep(40)
 
 
 @app.task(name="tests.fail")

@@ -161,6 +161,21 @@ def test_a_process_that_computes_leaves_it_to_another(
     path.unlink()  # they may stop
 
 
+@pytest.mark.parametrize("how", ["stopped", "none of its threads may run"])
+def test_a_process_that_can_say_nothing_leaves_it_to_another_of_its_worker(
+    processes: Processes, send: Callable[..., list[CallQueue]], tmp_path: Path, how: str
+) -> None:
+    processes.worker("one", "computing", concurrency=2)
+    silent = pid_that_releases(send)
+    if how == "stopped":
+        os.kill(silent, signal.SIGSTOP)
+    else:
+        keep_busy(processes, tmp_path / "holds", silent, "tests.hold")
+    assert pid_that_releases(send) != silent
+    os.kill(silent, signal.SIGCONT)
+    assert pid_that_releases(send) != silent
+
+
 def test_a_dispenser_goes_first(processes: Processes, send: Callable[..., list[CallQueue]]) -> None:
     worker = processes.worker("one")
     pid_that_releases(send)
@@ -194,14 +209,14 @@ def test_processes_that_are_replaced_and_told_to_go_leave_nothing_unknown(
     never_over([arrival.at for arrival in vendor.arrivals()], 50, 1.0)
 
 
-def keep_busy(processes: Processes, path: Path, pid: int) -> None:
+def keep_busy(processes: Processes, path: Path, pid: int, task: str = "tests.compute") -> None:
     """Have this process of the pool compute for as long as the file is there."""
     path.touch()
     end = time.monotonic() + 30
     while str(pid) not in path.read_text().split():
         if time.monotonic() > end:
             raise Late(f"process {pid} got no task")
-        processes.broker.send(app, "tests.compute", str(path), pid, queue="computing")
+        processes.broker.send(app, task, str(path), pid, queue="computing")
         time.sleep(0.2)
 
 

@@ -5,9 +5,11 @@ workers: tests/acceptance/test_a_worker_alone.py.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -236,6 +238,7 @@ def seat() -> Iterator[Seat]:
 def begin(monkeypatch: pytest.MonkeyPatch, seat: Seat) -> Iterator[Callable[[], Releaser]]:
     begun: list[Releaser] = []
     monkeypatch.setattr(worker, "LOOK", 0.05)
+    monkeypatch.setattr(worker, "WAIT", 0.05)
 
     def begin() -> Releaser:
         begun.append(Releaser("default", seat))
@@ -301,25 +304,65 @@ def test_tasks_that_have_calls_made_do_not_compute(
 
 
 def test_a_seat_is_one_process_s_and_free_when_it_dies(seat: Seat) -> None:
-    assert seat.take(waits=False)
-    assert not seat.is_given_away(), "nobody waits"
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
+    with a_process_that_tries(seat) as (pid, tried):
+        assert seat.take(is_idle=True)
+        assert [next(tried) for _ in range(3)] == [False] * 3
+        seat.leave()
+        wait_until(lambda: next(tried), 10)
+        assert not seat.take(is_idle=True)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: seat.take(is_idle=True), 10)
+        assert seat.is_own()
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_seat_passes_from_one_that_computes_or_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, seat: Seat, computes: bool
+) -> None:
+    monkeypatch.setattr(worker, "SILENT", 0.3)
+    with a_process_that_tries(seat) as (_, tried):
+        assert seat.take(is_idle=True)
+        for _ in range(5):
+            seat.say(computes=False)
+            assert not next(tried)
+        if computes:
+            seat.say(computes=True)
+        wait_until(lambda: next(tried), 10)
+        assert not seat.is_own()
+        seat.say(computes=True)  # it has no say any more
+        assert not seat.take(is_idle=False)
+        seat.leave()
+        assert not seat.take(is_idle=False)
+
+
+@contextmanager
+def a_process_that_tries(seat: Seat) -> Iterator[tuple[int, Iterator[bool]]]:
+    """A child that tries to take the seat, whenever it is asked, and says whether it has it."""
+    (asked, ask), (answers, answer) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
         try:
-            os.write(write, b"n" if not seat.take(waits=False) else b"y")
-            seat.take(waits=True)
-            os.write(write, b"!")
-            time.sleep(60)
+            os.close(ask)
+            while os.read(asked, 1):
+                has = seat.is_own() or seat.take(is_idle=True)
+                seat.say(computes=False)
+                os.write(answer, b"y" if has else b"n")
         finally:
             os._exit(0)
-    assert os.read(read, 1) == b"n"
-    wait_until(seat.is_given_away, 10)
-    assert os.read(read, 1) == b"!"
-    assert not seat.take(waits=False)
-    os.kill(child, 9)
-    assert seat.take(waits=True)
-    os.waitpid(child, 0)
+
+    def tried() -> Iterator[bool]:
+        while True:
+            os.write(ask, b"?")
+            yield os.read(answers, 1) == b"y"
+
+    try:
+        yield pid, tried()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for one in (asked, ask, answers, answer):
+            os.close(one)
 
 
 def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule(
