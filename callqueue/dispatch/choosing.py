@@ -139,6 +139,7 @@ def _is_doubtful(
     came_back = not (has_begun and account.is_counted) and any(c.last_attempt for c in candidates)
     is_doubtful = (
         came_back
+        or account.is_cut
         or may_be_behind(account.open_by_rule[rule])
         or account.open_by_rule[rule] + len(candidates) > trust(lease)
     )

@@ -238,12 +238,13 @@ class Account:
     """The charges on the budgets of some rules at `now` (microseconds on the database's clock).
 
     `until`: the instant up to which a pass releases. `memo`: what earlier passes remembered.
-    `open_*`: the open attempts; `untold_count`: those of them that the ledger knows nothing of yet;
-    `unbegun_since`: by rule, when the oldest that no worker has begun
-    was released. `tallies`: by budget. `is_whole`: whether tallied budgets are read as far as those
-    who only look want to know: what has left, and what of them is open. `is_counted`: whether the
-    charges were read; if not, it goes by known room: what is asked beyond that raises NotKnown, and
-    of open attempts it knows by rule how many there are at most.
+    `open_*`: the open attempts, and `is_cut`: whether there may be more of any rule;
+    `untold_count`: those of them that the ledger knows nothing of yet; `unbegun_since`: by rule,
+    when the oldest that no worker has begun was released. `tallies`: by budget. `is_whole`: whether
+    tallied budgets are read as far as those who only look want to know: what has left, and what of
+    them is open. `is_counted`: whether the charges were read; if not, it goes by known room: what
+    is asked beyond that raises NotKnown, and of open attempts it knows by rule how many there are
+    at most.
     """
 
     using: str
@@ -257,6 +258,7 @@ class Account:
 
     def __post_init__(self) -> None:
         self.is_counted = True
+        self.is_cut = False
         self.open_count = self.untold_count = 0
         self.open_by_queue: dict[str, int] = defaultdict(int)
         self.open_by_rule: dict[str, int] = defaultdict(int)
@@ -354,7 +356,7 @@ class Account:
         no hold is in force. `laid`: by rule, how many were.
         """
         budgets = memo.counted(self.book, self.rules)
-        if budgets is not None:
+        if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
             is_open = {rule: self.open_by_rule[rule] for rule in self.rules}
             print_ = memo.print_of(tuple(budgets))
@@ -402,6 +404,7 @@ class Account:
             self._charge_open(found, by_rule[found.rule])
             if found.former is None:
                 self._count_open(found)
+        self.is_cut = not budgets and self.open_count >= SAMPLE
 
     def _columns_told_apart(self, budgets: Sequence[Budget]) -> list[str]:
         queues = any(len(self.book.rules[rule].queue_names) > 1 for rule in self.rules)

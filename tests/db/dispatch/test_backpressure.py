@@ -15,6 +15,7 @@ from callqueue.dispatch.choosing import LEAST
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time
+from callqueue.ledger.account import SAMPLE
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import send
@@ -58,6 +59,25 @@ def test_with_workers_away_a_rule_keeps_one_message_an_attempt_that_is_open(rule
         assert len(passes("r")) == 1
     assert CallAttempt.objects.open().count() == 1
     assert CallAttempt.objects.count() == LEAST + 20
+
+
+def test_what_is_open_of_one_rule_hides_nothing_that_is_open_of_another(rules: Rules) -> None:
+    """Of rules that share a tallied limit no more than a sample is read of what is open: here a
+    rule alone fills it.
+    """
+    shared = SlidingWindow("9000/h", name="account")
+    rules(SHORT, a=Rule(limits=[shared]), b=Rule(limits=[shared]))
+    now = ledger_time.now("default")
+    longer = {"released_at": now, "started_at": now, "lease_until": now + timedelta(hours=1)}
+    CallAttempt.objects.bulk_create(
+        CallAttempt(call_id=number, number=1, rule="a", queue="callqueue", **longer)
+        for number in range(1, SAMPLE + 1)
+    )
+    released = 0
+    for _ in range(6):
+        CallQueue.objects.send_many([CALL] * 10, rule="b")
+        released += len(passes("a", "b"))
+    assert released == LEAST
 
 
 def test_when_workers_come_back_everything_goes_at_once(rules: Rules) -> None:
