@@ -126,12 +126,12 @@ class Releaser:
         began = min(list(self.tasks.values()), default=float("inf"))
         return alive.BUSY if time.monotonic() - began > LONG else alive.WORKER
 
-    def end(self) -> None:
-        """Release no more, and wait for what is being released."""
+    def end(self, seconds: float | None = None) -> None:
+        """Release no more, and wait for what is being released, so long at most."""
         self._ends = True
         self._stop.set()
         if self.is_releasing:
-            self._thread.join(LEAVING)
+            self._thread.join(LEAVING if seconds is None else min(LEAVING, seconds))
 
     def _is_over(self) -> bool:
         return self._ends or in_flight.is_told_to_go()
@@ -257,10 +257,10 @@ def _task_ends(task_id: str, **_: Any) -> None:
         own.tasks.pop(task_id, None)
 
 
-def _process_ends() -> None:
+def _process_ends(seconds: float | None) -> None:
     own = _own()
     if own is not None:
-        own.end()
+        own.end(seconds)
 
 
 signals.worker_init.connect(_worker_begins, weak=False)

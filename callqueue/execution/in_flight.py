@@ -30,8 +30,9 @@ _worker: tuple[int, Any] = (0, None)  # the process of the worker, and the worke
 # shared by a worker and the children of its pool: not 0 once it is told to go
 _told: mmap.mmap | bytearray = bytearray(1)
 _tasks = 0  # that this process has run
-# what is done before it is waited for what is in flight: who puts calls into flight ends
-before_landing: list[Callable[[], None]] = []
+# what is done before it is waited for what is in flight, within so many seconds: who puts calls
+# into flight ends
+before_landing: list[Callable[[float | None], None]] = []
 
 
 def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
@@ -96,7 +97,7 @@ def land(*, seconds: float | None = None) -> None:
     leases decide.
     """
     for end in before_landing:
-        end()
+        end(seconds)
     for own in list(_flights.values()):
         if own.pid == os.getpid():
             own.land(seconds=seconds)

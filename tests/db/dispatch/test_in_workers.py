@@ -303,6 +303,23 @@ def test_tasks_that_have_calls_made_do_not_compute(
     assert releaser.kind == WORKER
 
 
+def test_who_waits_for_what_is_in_flight_waits_no_longer_for_what_releases(
+    monkeypatch: pytest.MonkeyPatch, seat: Seat
+) -> None:
+    """As a task with a time limit does, the last of a process that is replaced."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(Releaser, "_run", lambda self: goes_on.wait(20))
+    releaser = Releaser("default", seat)
+    releaser.is_releasing = True  # and a database keeps it from noticing that it is to end
+    monkeypatch.setattr(worker, "_releaser", releaser)
+    began = time.monotonic()
+    in_flight.land(seconds=0.2)
+    assert time.monotonic() - began < 5
+    goes_on.set()
+    in_flight.land()
+    assert not releaser._thread.is_alive()
+
+
 def test_a_seat_is_one_process_s_and_free_when_it_dies(seat: Seat) -> None:
     with a_process_that_tries(seat) as (pid, tried):
         assert seat.take(is_idle=True)
