@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from billiard import get_start_method
 from celery import signals
@@ -56,7 +56,7 @@ class Seat:
     def __init__(self) -> None:
         self.worker = os.getpid()
         self.name = name_of_process(self.worker)  # by which other workers know who has it
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  it is open as long as the worker runs
+        self._file = _file_without_name()  # it is open as long as the worker runs
         # shared: the number, when who has it said something, and whether that was that it computes
         self._said = memoryview(mmap.mmap(-1, 24)).cast("d")
         self._own = -1.0
@@ -96,6 +96,13 @@ class Seat:
         except OSError:
             return False
         return True
+
+
+def _file_without_name() -> IO[bytes]:
+    """In memory, where the system has that: a container may have no folder to write to."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("callqueue-seat"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 class Stop(threading.Event):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -350,6 +351,19 @@ def test_a_seat_passes_from_one_that_computes_or_says_nothing(
         assert not seat.take(is_idle=False)
         seat.leave()
         assert not seat.take(is_idle=False)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="it has to be a file there")
+def test_a_seat_needs_no_folder_that_can_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose file system is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    made = Seat()
+    with made._file, a_process_that_tries(made) as (_, tried):
+        assert made.take(is_idle=True)
+        assert not next(tried)
+        made.leave()
+        assert next(tried)
+        assert not made.take(is_idle=True)
 
 
 @contextmanager
