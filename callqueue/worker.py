@@ -239,8 +239,9 @@ def _process_begins(**_: Any) -> None:
 
 def _worker_is_ready(sender: Any, **_: Any) -> None:
     """A worker that forks must have no threads."""
-    is_prefork = type(sender.pool).__module__ == "celery.concurrency.prefork"
-    if not is_prefork or get_start_method() != "fork":
+    from celery.concurrency.prefork import TaskPool
+
+    if not isinstance(sender.pool, TaskPool) or get_start_method() != "fork":
         _begin()
 
 

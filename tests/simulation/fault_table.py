@@ -334,35 +334,4 @@ def correction(""",
     "what is taken of known room is not taken off": fault(
         "ledger.memo", "left - charged.get(name, 0)", "left", scenes=["window", "two"]
     ),
-    "room is known by settings of the past": Fault(
-        Change(
-            "ledger.memo",
-            "            return cls()\n",
-            '            return cls(room=dict(stored.get("room", {})))\n',
-        ),
-        Change(
-            "ledger.memo",
-            "self.print == print_of(tuple(budgets))",
-            "set(self.free) == {one.id for one in budgets}",
-        ),
-        runs=200,
-        scenes=["window", "shared"],
-    ),
-    "room survives a jump of the clock": fault(
-        "ledger.memo",
-        "self.moved == moved and self.at <= now and",
-        "",
-        runs=200,
-        scenes=["calendar"],
-    ),
-    "a hold leaves known room as it was": fault(
-        "ledger.memo", " and self.laid == laid", "", scenes=["window", "two"]
-    ),
-    "what cost more leaves known room as it was": fault(
-        "dispatch.release_pass",
-        "        not is_corrected\n",
-        "        is_corrected is not None\n",
-        runs=200,
-        scenes=["tokens"],
-    ),
 }
