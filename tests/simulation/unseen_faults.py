@@ -123,7 +123,7 @@ UNSEEN = {
     ),
     "a permit that was lost is retried": fault(
         "transitions.ends",
-        'on_lost = "unknown" if job.method == states.PERMIT',
+        'on_lost = "unknown" if method == states.PERMIT',
         'on_lost = "retry" if False',
     ),
     "workers are sent what has its maker": fault(
@@ -210,7 +210,7 @@ UNSEEN = {
         "AND %s IS NOT NULL",
     ),
     "a correction of a correction": fault(
-        "permits.ending",
+        "permits.granted",
         'believed = known["charged"] if known["correction_pending"] else known["cost"]',
         'believed = known["cost"]',
     ),
@@ -293,20 +293,20 @@ UNSEEN = {
     ),
     "what is born begun has the lease of a message": fault(
         "dispatch.release_pass",
-        "lease = config.lease(config.rules.get(call.rule))",
-        "lease = config.release_lease / 3",
+        "config.lease(rule) if own is None",
+        "config.release_lease / 3 if own is None",
     ),
     "what is begun and was not heard of is left": fault(
-        "dispatch.dispenser", "        group.unmade = begins.worker\n", ""
+        "dispatch.dispenser", 'group.unmade = begins.worker if begins is not None else ""', ""
     ),
     "a maker ends with calls on the wire": fault("maker", "            in_flight.land()\n", ""),
     "a permit's lease is a message's": fault(
-        "dispatch.release_pass", "lease = own.maker.lease", "lease = config.release_lease / 3"
+        "dispatch.release_pass", "else own.maker.lease", "else config.release_lease / 3"
     ),
     "a permit gives no news of its key": fault(
         "dispatch.release_pass",
-        "if own is not None and own.maker.is_new and held",
-        "if own is not None and not own.maker.is_new and held",
+        "if own is not None and own.maker.is_new:",
+        "if own is not None and not own.maker.is_new:",
         scenes=["keys", "parts"],
     ),
     "news is forgotten untaken": fault(
