@@ -314,7 +314,7 @@ def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
         for rule, priority, key in named
         if (rule, priority, key) not in known
     )
-    database.delete_each(tables.KeyNews, using, [pk for pk, *_ in taken])
+    database.delete_each(tables.KeyNews, using, sorted(pk for pk, *_ in taken))
     return max(Counter(rule for _, rule, *_ in taken).values()) == share
 
 

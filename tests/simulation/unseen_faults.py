@@ -127,7 +127,9 @@ UNSEEN = {
         'on_lost = "retry" if False',
     ),
     "workers are sent what has its maker": fault(
-        "dispatch.release_pass", "if not made.candidate.has_maker", "if True"
+        "dispatch.release_pass",
+        "        if not made.candidate.has_maker\n    ]",
+        "    ]",
     ),
     "an instant is taken for the earliest that it can be": fault(
         "clocks",
