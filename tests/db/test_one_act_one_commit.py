@@ -110,7 +110,7 @@ def held_keys() -> None:
 
 
 def record(jobs: list[Job]) -> None:
-    recorder.record("default", [transitions.after_failure(j, j.rule, "500", j.now()) for j in jobs])
+    recorder.record("default", [transitions.after_failure(j, "500", j.now()) for j in jobs])
 
 
 def throttled(jobs: list[Job]) -> None:
