@@ -33,9 +33,9 @@ def forget_room(using: str, memos: Mapping[str, dict[str, Any]]) -> None:
     """Void the room that passes know of these rules, since one of them is held now. Their rows are
     locked, and these are their memos.
     """
-    for rule, memo in memos.items():
-        laid = {**memo, "laid": memo.get("laid", 0) + 1}
-        tables.rule_states(using).filter(rule=rule).update(memo=laid)
+    laid = {rule: {**memo, "laid": memo.get("laid", 0) + 1} for rule, memo in memos.items()}
+    fresh = [{"pk": rule, "memo": memo} for rule, memo in laid.items()]
+    database.update_each(tables.RuleState, using, fresh)
 
 
 def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
