@@ -54,7 +54,7 @@ class Maker:
         """Who begins what the next pass releases."""
         return Begins(claim.name_worker(), claim.READS)
 
-    def take(self, begins: Begins, begun: Begun) -> None:
+    def take(self, begun: Begun) -> None:
         """Have these calls made."""
         take_off(self.using, begun)
 
@@ -95,10 +95,11 @@ class WorkersMaker:
         """Who begins the next pass's first calls; None where this process has enough to do."""
         flight = in_flight.flight_of(self.using)
         most = min(conf.current().in_workers - len(flight.under_way), flight.room())
-        queues = consumed_queues()
-        return Begins(claim.name_worker(), claim.READS, queues, most) if most > 0 else None
+        if most <= 0:
+            return None
+        return Begins(claim.name_worker(), claim.READS, consumed_queues(), most)
 
-    def take(self, begins: Begins, begun: Begun) -> None:
+    def take(self, begun: Begun) -> None:
         """Have these calls made."""
         take_off(self.using, begun)
 

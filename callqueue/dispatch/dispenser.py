@@ -121,7 +121,7 @@ class Maker(Protocol):
     def begins(self) -> Begins | None:
         """Who begins what the next pass releases; None where nobody here does."""
 
-    def take(self, begins: Begins, begun: Begun) -> None:
+    def take(self, begun: Begun) -> None:
         """Make what it has begun; returns at once."""
 
     def reconcile(self, using: str, queues: Sequence[str]) -> None:
@@ -268,8 +268,8 @@ class Dispenser:
         done = self._pass(group, room=room, begins=begins)
         # What there is room for yet may stand behind what there was none for.
         group.left = NO_ROOM if done.released else room
-        if self.maker is not None and begins is not None and done.begun is not None:
-            self.maker.take(begins, done.begun)
+        if self.maker is not None and done.begun is not None:
+            self.maker.take(done.begun)
         group.unmade = ""
         if done.released:
             rules = ",".join(group.rules)

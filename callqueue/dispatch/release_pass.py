@@ -5,9 +5,9 @@ In: the names of the group's rules. Out: the attempts to publish, and when to lo
 become DISPATCHED, an open attempt of each stands in the ledger, and the rules' rows remember what
 the next pass wants to know. A pass makes the same number of statements whatever it releases, but
 for those that count, where enough is not known to be free; it never publishes, and never makes a
-call. One that a process makes for the sake of a call that it
-makes itself (`OwnCall`) charges that one, born begun, and others that have their makers; what a
-worker is to be sent is left to a dispenser, and keeps its room.
+call. One that a process makes for the sake of a call that it makes itself (`OwnCall`) charges that
+one, born begun, and others that have their makers; what a worker is to be sent is left to a
+dispenser, and keeps its room.
 """
 
 from __future__ import annotations
@@ -361,9 +361,8 @@ def release(
     `book`: what is in force (by default it is read), and the settings whose calls may be released;
     `last`: how many passes before this one had no success; `room`: of whoever makes the calls;
     `begins`: who does, where that is this process; `maker`: where it makes one call of its own
-    alone, for whose sake the pass is.
-    Where another dispenser holds the group, or the book is not what is in force, nothing is
-    released.
+    alone, for whose sake the pass is. Where another dispenser holds the group, or the book is not
+    what is in force, nothing is released.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _watch(using), int(min(batch, room.most))

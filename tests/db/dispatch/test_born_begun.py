@@ -50,7 +50,7 @@ class Maker:
         self.names.append(claim.name_worker())
         return Begins(self.names[-1], claim.READS)
 
-    def take(self, begins: Begins, begun: Begun) -> None:
+    def take(self, begun: Begun) -> None:
         if self.fails:
             raise OperationalError("the answer to the commit was lost")
         self.jobs += claim.take_begun("default", begun.rows, begun.reading)
