@@ -23,9 +23,9 @@ SEEDS = examples(200, 2000)
 AGAIN = examples(3, 60)
 
 
-def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
+def simulated(*arguments: str, seconds: float = 3000) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulation", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
 
 
 @pytest.mark.fault
@@ -57,7 +57,7 @@ def test_a_fault_can_be_put_back(name: str) -> None:
 @pytest.mark.fault
 @pytest.mark.slow
 def test_faults_that_are_put_back_are_found() -> None:
-    ran = simulated("--faults", "--processes", "2")
+    ran = simulated("--faults", "--processes", "2", seconds=7200)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for name in FAULTS:
         assert f"{name}: found by seed " in ran.stdout
