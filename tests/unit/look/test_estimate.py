@@ -108,9 +108,9 @@ def error(seed: int) -> tuple[float, float]:
 
 
 def test_of_several_limits_it_is_what_the_simulation_takes_within_six_per_cent() -> None:
-    found = [error(seed) for seed in range(500)]
+    found = [error(seed) for seed in range(200)]
     off = [one for one in found if one[0] > max(1.0, 0.06 * one[1])]
-    assert len(off) <= 5
+    assert len(off) <= 2
     assert all(by <= 0.35 * whole + 1.0 for by, whole in off)
 
 
