@@ -102,8 +102,6 @@ def parts(options: argparse.Namespace) -> Measured:
         [name, *(form.format(one[of]) if of in one else "" for of, form in figures.items())]
         for name, one in found.items()
     ]
-    shares = [room.share_of_counting(found, of) for of in list(figures)[:3]]
-    rows.append(["counting's share of a call", *(f"{share:.1%}" for share in shares), ""])
     head = ["one process, full messages", "CPU ms", "wall ms", "functions called", "modules"]
     return "Parts of a call", head, rows, found
 
@@ -170,12 +168,10 @@ def dashboard(options: argparse.Namespace) -> Measured:
 def permits(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import permits as room
 
-    found, waits = room.measure()
+    found = room.measure()
     rows = [[name, *_of(one, median=".3f", p95=".3f", worst=".2f")] for name, one in found.items()]
-    rows += [[f"{name}: statements a second of each, granted a second", *_of(one, asked=".1f", granted=".1f"), ""]
-             for name, one in waits.items()]  # fmt: skip
     head = ["until it may go", "median ms", "p95 ms", "worst ms"]
-    return "Permits", head, rows, {**found, "waits": waits}
+    return "Permits", head, rows, found
 
 
 # each with the options that its command is told with

@@ -9,7 +9,6 @@ after a vacuum.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -68,47 +67,27 @@ def measure(rows: int) -> dict[str, Any]:
     with open_stage(SETTINGS):
         say(f"dashboard: making {rows:,} calls and as many attempts")
         fill(rows)
-        say("dashboard: counting the last hour")
-        counted = count()
-        say("dashboard: what a day in service leaves: a day's history, and a pass of each rule")
+        say("dashboard: what a day in service leaves: its sums, and a pass of each rule")
+        count_hour()
         count_day()
         release_of_each()
-        return {**look(), **counted}
+        return look()
 
 
-def count() -> dict[str, Any]:
-    """What a dispenser's counting of an hour takes: seconds of CPU, this process's and that of its
-    PostgreSQL backend, for each attempt.
-    """
-    from django.db import connection
+def count_hour() -> None:
+    """What a dispenser has counted of the last hour."""
     from django.utils import timezone
 
     from callqueue.database import to_us
     from callqueue.history import sums
-    from callqueue.models import Sum, Summed
+    from callqueue.models import Summed
 
     since = to_us(timezone.now() - timedelta(hours=1))
     Summed.objects.update_or_create(
         pk=1, defaults={"until": since, "settled": to_us(timezone.now()) // 1_000_000}
     )
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        (pid,) = cursor.fetchone()
-    began, server = time.process_time(), _cpu_of(pid)
     while sums.add_up("default"):
         pass
-    own, server = time.process_time() - began, _cpu_of(pid) - server
-    sent = sum(Sum.objects.filter(width=sums.EVER).values_list("sent", flat=True))
-    each = {
-        "counting, us of the dispenser's CPU an attempt": 1e6 * own / sent,
-        "counting, us of PostgreSQL's CPU an attempt": 1e6 * server / sent,
-    }
-    return {
-        name: {
-            "what": name, "median_ms": us, "worst_ms": us, "statements": sent, "database_ms": 0.0, "bytes": 0
-        }
-        for name, us in each.items()
-    }  # fmt: skip
 
 
 def count_day() -> None:
@@ -136,13 +115,6 @@ def release_of_each() -> None:
     ensure_states("default", [rule for group in groups for rule in group])
     for group in groups:
         release("default", group, batch=1)
-
-
-def _cpu_of(pid: int) -> float:
-    """Seconds of CPU that a process of this machine has used."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def fill(rows: int) -> None:

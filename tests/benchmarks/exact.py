@@ -55,17 +55,12 @@ class Scenario:
 
 SCENARIOS = [
     Scenario(20),
-    Scenario(20, latency=0.05),
     Scenario(20, latency=0.2, slots=8),
-    Scenario(20, latency=1.0, slots=16),
     Scenario(20, workers=1, slots=1),
-    Scenario(20, workers=1, slots=16),
     Scenario(20, jitter=0.01, goal=0.97),
     Scenario(100),
-    Scenario(100, latency=0.05, slots=8),
     Scenario(100, latency=0.2, slots=16),
     Scenario(100, latency=1.0, slots=32),
-    Scenario(100, jitter=0.01, goal=0.97),
     Scenario(60, window=10.0, goal=0.99),
 ]
 

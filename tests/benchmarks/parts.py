@@ -23,7 +23,6 @@ from tests.benchmarks.contestants import SETTINGS
 from tests.benchmarks.report import say
 from tests.benchmarks.stage import open_stage
 
-COUNTING = "counting what ended, for the dashboard"
 BARE = "a bare Session's post"
 WAY = "from send to the record, modules in all"
 PRODUCT = Path(__file__).resolve().parents[2] / "callqueue"
@@ -72,7 +71,7 @@ class Counted(Parts):
             name: {"functions": stats.total_calls / calls, "modules": float(len(own[name]))}
             for name, stats in found.items()
         }
-        way = set().union(*(own[name] for name in own if name not in (COUNTING, BARE)))
+        way = set().union(*(own[name] for name in own if name != BARE))
         return {**parts, WAY: {"modules": float(len(way))}}
 
 
@@ -95,11 +94,8 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
         from callqueue import database
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.execution import claim, recorder, request
-        from callqueue.history import sums
         from callqueue.models import CallQueue
 
-        sums.LATE_S = 0  # what ends is added up at once, and not seconds later
-        _add_up(sums)
         say(f"parts: {calls} calls")
         messages = list[Any]()
         url, body = on.api.url("/call"), "x" * 200
@@ -122,7 +118,6 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
                     parts.take(
                         "record", lambda reports=reports: recorder.record("default", reports)
                     )
-                parts.take(COUNTING, lambda: _add_up(sums))
         made = CallQueue.objects.done().count()
         if made != calls:
             raise RuntimeError(f"{made} of {calls} calls were made: the figures are of those alone")
@@ -133,14 +128,3 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
                 lambda: [session.post(url, data=body).content for _ in range(calls)],
             )
     return parts.per_call(calls)
-
-
-def share_of_counting(found: dict[str, dict[str, float]], what: str) -> float:
-    """What counting takes, as a share of all that a call costs: of CPU, time or functions."""
-    own = [one for name, one in found.items() if name not in (BARE, WAY)]
-    return found[COUNTING][what] / sum(one[what] for one in own)
-
-
-def _add_up(sums: Any) -> None:
-    while sums.add_up("default"):
-        pass
