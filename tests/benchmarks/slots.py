@@ -62,10 +62,9 @@ def measure(names: list[str] | None = None) -> list[dict[str, Any]]:
     rows = [
         ("callqueue, prefork", _Callqueue, "prefork", FOUR_HUNDRED),
         ("callqueue, threads", _Callqueue, "threads", FOUR_HUNDRED),
+        ("callqueue_run", _Run, "", FOUR_HUNDRED),
         ("raw Celery, prefork", _Raw, "prefork", FOUR_HUNDRED),
-        ("raw Celery, threads", _Raw, "threads", FOUR_HUNDRED),
         ("callqueue, prefork, 2,000", _Callqueue, "prefork", TWO_THOUSAND),
-        ("callqueue, threads, 2,000", _Callqueue, "threads", TWO_THOUSAND),
     ]
     found = []
     for name, contestant, pool, scene in rows:
@@ -169,6 +168,16 @@ class _Callqueue(_Contestant):
         rows = CallAttempt.objects.filter(rule="slow").values_list("released_at", "started_at")
         waits = [(began - released).total_seconds() for released, began in rows if began]
         return _rounded([wait * 1000 for wait in waits])
+
+
+class _Run(_Callqueue):
+    """No broker, and no slots: one process makes what it releases."""
+
+    def start(self) -> Any:
+        self.on.processes.environment["PGAPPNAME"] = "callqueue-worker"
+        self.running.append(self.on.processes.run())
+        self.running[0].wait_for_log("running all rules")
+        return self.running[0]
 
 
 class _Raw(_Contestant):
