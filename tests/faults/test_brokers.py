@@ -16,8 +16,8 @@ from django.utils import timezone
 
 from callqueue.dispatch import choosing
 from callqueue.models import CallAttempt, CallQueue, DispenserState
-from tests.faults import private
 from tests.faults.stage import Stage, Status
+from tests.support import private
 from tests.support.brokers import Broker
 from tests.support.fixtures import configured
 from tests.support.processes import Processes

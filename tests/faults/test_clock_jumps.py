@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import private
 from tests.faults.stage import Stage
 from tests.faults.test_databases import at, database, migrated  # noqa: F401
+from tests.support import private
 from tests.support.verdicts import on_a_quiet_machine, wait_until
 
 LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/local/lib/faketime/libfaketimeMT.so.1")

@@ -18,8 +18,8 @@ import pytest
 from django.db import connection
 
 from callqueue.models import CallAttempt
-from tests.faults import private
 from tests.faults.stage import Stage, Status
+from tests.support import private
 from tests.support.brokers import Broker
 from tests.support.fixtures import configured
 from tests.support.processes import ROOT, Processes

@@ -110,7 +110,7 @@ def test_a_dump_and_the_logs_of_a_real_run_hold_no_payload(stage: Stage, tmp_pat
     from cryptography.fernet import Fernet
     from django.db import connection
 
-    from tests.faults.private import program
+    from tests.support.private import program
 
     dumper = program("/usr/lib/postgresql/*/bin/pg_dump", "pg_dump")
     extra = f'"ENCRYPTION_KEYS": ["{Fernet.generate_key().decode()}"], "SECRETS": {{"KEY": "sk-live-5e1f-secret"}},'

