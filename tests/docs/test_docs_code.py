@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from django.core.management import get_commands, load_command_class
 
 from callqueue import conf, handlers
@@ -74,12 +73,6 @@ def test_python_is_complete_and_runs(code: str, is_run: bool, place: str, settin
 @pytest.mark.parametrize(("code", "is_run", "place"), blocks("json"))
 def test_json_is_json(code: str, is_run: bool, place: str) -> None:
     assert json.loads(code)
-
-
-@pytest.mark.parametrize(("code", "is_run", "place"), blocks("yaml"))
-def test_yaml_is_yaml(code: str, is_run: bool, place: str) -> None:
-    documents = list(yaml.safe_load_all(code))
-    assert all(isinstance(document, dict) for document in documents)
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
