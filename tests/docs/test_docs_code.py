@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,11 @@ def test_every_package_and_every_module_at_the_top_is_on_the_map() -> None:
     text = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
     wanted = {name.removesuffix(".py") for name in names} - {"__init__"}
     assert sorted(name for name in wanted if f"`{name}`" not in text) == []
+
+
+def test_the_drawing_of_packages_is_what_import_linter_checks() -> None:
+    text = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    drawn = text.partition("```text\n")[2].partition("```")[0]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    layers = contracts["contracts"][0]["layers"]
+    assert drawn.splitlines() == [layer.replace(" : ", "  ") for layer in layers]
