@@ -30,9 +30,8 @@ from callqueue.permits import granted
 
 NAMES = """AsyncPermitTransport NotNow PermitAdapter PermitTransport apermit permit permitted Concurrency Discard FixedWindow Forecast GiveUp HoldUntil QueuedTask Retry RetryLater Route Rule
 SlidingWindow Succeeded TokenBucket beat_schedule call_failed call_finished call_unknown handler rule_held"""
-COMMANDS = (
-    """dispenser cleanup status send requeue cancel pause resume schedule audit simulate doctor"""
-)
+COMMANDS = """run dispenser cleanup status send requeue cancel pause resume schedule audit simulate
+uninstall doctor"""
 
 
 def test_every_public_name_is_importable_from_the_package() -> None:
@@ -59,12 +58,8 @@ def test_models_have_their_columns() -> None:
     response_headers response_body response_size error_message worker"""
     assert set(call.split()) <= {f.name for f in CallQueue._meta.get_fields()}
     assert set(attempt.split()) <= {f.name for f in CallAttempt._meta.get_fields()}
-    assert {p[0] for p in CallQueue._meta.permissions} == {
-        "requeue_call",
-        "edit_call",
-        "cancel_call",
-        "control_rule",
-    }
+    permissions = {name for name, _ in CallQueue._meta.permissions}
+    assert permissions == {"requeue_call", "edit_call", "cancel_call", "control_rule"}
 
 
 def test_send_takes_keywords_only() -> None:
@@ -85,22 +80,14 @@ def test_a_permit_takes_a_rule_and_keywords() -> None:
 
 
 def test_querysets_are_named_for_what_they_hold() -> None:
-    for name in [
-        "new",
-        "due",
-        "dispatched",
-        "error",
-        "failed",
-        "unknown",
-        "done",
-        "cancelled",
-        "expired",
-    ]:
-        assert callable(getattr(CallQueue.objects, name))
+    names = "new due dispatched error failed unknown done cancelled expired"
+    assert all(callable(getattr(CallQueue.objects, name)) for name in names.split())
 
 
-def test_every_command_is_there() -> None:
+def test_what_is_found_by_name_is_there() -> None:
     assert {f"callqueue_{name}" for name in COMMANDS.split()} <= set(get_commands())
+    assert apps.get_app_config("callqueue").name == "callqueue"
+    assert reverse("admin:callqueue_callqueue_changelist") and reverse("admin:callqueue_dashboard")
 
 
 def test_tasks_have_their_names() -> None:
@@ -122,13 +109,8 @@ def test_defaults_of_a_rule_and_its_retry() -> None:
     assert (rule.connect_timeout, rule.read_timeout, rule.total_timeout) == (3.05, 27, 60)
     assert (rule.priority, rule.idempotency_header, rule.on_lost) == (0, "Idempotency-Key", "auto")
     assert rule.idempotency_ttl == timedelta(hours=24)
-    assert (retry.max_attempts, retry.base, retry.factor, retry.cap, retry.jitter) == (
-        3,
-        1.0,
-        2.0,
-        600.0,
-        True,
-    )
+    backoff = (retry.max_attempts, retry.base, retry.factor, retry.cap, retry.jitter)
+    assert backoff == (3, 1.0, 2.0, 600.0, True)
     assert retry.statuses == (408, 425, 429, 500, 502, 503, 504)
     assert (retry.max_hold, retry.max_rate_limited) == (21600.0, 20)
 
@@ -160,21 +142,12 @@ def test_a_rule_says_which_field_is_wrong(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Rule(limts=[]), "Rule: there is no field 'limts'; did you mean 'limits'?"),  # type: ignore[call-arg]
-        (
-            lambda: Retry(max_attemps=3),
-            "Retry: there is no field 'max_attemps'; did you mean 'max_attempts'?",
-        ),  # type: ignore[call-arg]
-        (
-            lambda: SlidingWindow("1/s", pr="key"),
-            "SlidingWindow: there is no field 'pr'; did you mean 'per'?",
-        ),  # type: ignore[call-arg]
-        (
-            lambda: Concurrency(1, zzz=1),
-            "Concurrency: there is no field 'zzz'; there are per, name, unit",
-        ),  # type: ignore[call-arg]
+        (lambda: Rule(limts=[]), "Rule: there is no field 'limts'; did you mean 'limits'?"),
+        (lambda: Retry(max_attemps=3), "Retry: there is no field 'max_attemps'; did you mean 'max_attempts'?"),
+        (lambda: SlidingWindow("1/s", pr="key"), "SlidingWindow: there is no field 'pr'; did you mean 'per'?"),
+        (lambda: Concurrency(1, zzz=1), "Concurrency: there is no field 'zzz'; there are per, name, unit"),
     ],
-)
+)  # type: ignore[call-arg]  # fmt: skip
 def test_a_field_that_is_none_is_refused_with_the_nearest(
     make: Callable[[], object], said: str
 ) -> None:
@@ -202,12 +175,3 @@ def test_hosts_are_names_patterns_and_addresses(hosts: object) -> None:
 def test_a_limit_says_what_is_wrong(limit: object) -> None:
     with pytest.raises(ImproperlyConfigured):
         limit()  # type: ignore[operator]
-
-
-def test_admin_urls_have_their_names() -> None:
-    assert reverse("admin:callqueue_callqueue_changelist")
-    assert reverse("admin:callqueue_dashboard")
-
-
-def test_the_app_is_labelled() -> None:
-    assert apps.get_app_config("callqueue").name == "callqueue"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from callqueue.texts import LONGEST_LABEL, charset, decoded, storable, storable_json, worded
 
 anything = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\0"))
-HOSTILE = (
+HOSTILE = [
     "undefined",
     "idna",
     "punycode",
@@ -24,7 +24,7 @@ HOSTILE = (
     "bz2",
     "rot13",
     "mbcs",
-)
+]
 
 
 @given(anything)
