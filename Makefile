@@ -73,7 +73,7 @@ wheel: ## build the wheel into dist, check what is in it, and that its types hol
 	@$(RUN) -m build --no-isolation --wheel --outdir dist . >/dev/null
 	@CALLQUEUE_TEST_WHEEL=dist $(RUN) -m pytest -q --database=sqlite -p no:cacheprovider tests/packaging
 
-bench: ## measure throughput
+bench: ## print the tables of docs/explanation/performance.md (ARGS="flat parts" chooses)
 	@$(NEED) tests
 	@exec $(RUN) -m tests.benchmarks $(ARGS)
 
