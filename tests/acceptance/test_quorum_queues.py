@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,7 @@ from amqp.exceptions import PreconditionFailed
 
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.brokers import Broker
-from tests.support.processes import Processes
-from tests.support.verdicts import wait_until
+from tests.support.processes import READY_SECONDS, Processes
 
 SETTINGS = """
 CELERY_TASK_DEFAULT_QUEUE_TYPE = "quorum"
@@ -32,7 +32,10 @@ def test_calls_go_through_quorum_queues(
         ]
     )
     processes.dispenser()
-    wait_until(lambda: CallQueue.objects.done().count() == len(calls), 60, processes.logs)
+    until = time.monotonic() + READY_SECONDS
+    while CallQueue.objects.done().count() < len(calls):
+        assert time.monotonic() < until, processes.logs()
+        time.sleep(0.05)
     assert sorted(said.read_text().split()) == ["0", "1", "2", "3", "4"]
     assert CallAttempt.objects.count() == len(calls)
     with broker.connection() as connection, pytest.raises(PreconditionFailed, match="quorum"):
