@@ -239,7 +239,7 @@ def choose(
     candidates, unfit = _fit({rule: one.calls for rule, one in found.items()}, account.book)
     held_or_full, is_short = with_full_queues(account, candidates, held)
     made = planning.plan(account, candidates, held_or_full, served, room)
-    gone = Counter(one.candidate.rule for one in made.releases)
+    gone = Counter(call.rule for call in made.releases)
     made = made if sake is None else made.of_makers()
     wait = made.wait | keys.settle(made) | _wait_for_holds(account, held)
     for rule, one in found.items():

@@ -28,17 +28,6 @@ from callqueue.limits.kinds import SECOND, Meter
 SHORT = 10 * SECOND
 
 
-@dataclass(frozen=True)
-class Release:
-    """A candidate that goes: by this queue, to be sent at `send_at` (microseconds, the database's
-    clock; None: at once).
-    """
-
-    candidate: Candidate
-    queue: str
-    send_at: Us | None
-
-
 @dataclass
 class Plan:
     """What a pass decided: who goes, what those wait for who do not, and who is kept back by which
@@ -47,7 +36,7 @@ class Plan:
     `binding`: by rule, the budget that keeps its next call back, by id.
     """
 
-    releases: list[Release] = field(default_factory=list)
+    releases: list[Candidate] = field(default_factory=list)
     wait: Wait = field(default=Wait())
     kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)
     binding: dict[str, str] = field(default_factory=dict)
@@ -56,7 +45,7 @@ class Plan:
         """What of it is done by who can publish nothing: the others took their room in the plan,
         and are left to a dispenser, as what waits behind them is.
         """
-        own = [made for made in self.releases if made.candidate.has_maker]
+        own = [call for call in self.releases if call.has_maker]
         kept_back = self.kept_back if len(own) == len(self.releases) else []
         return Plan(own, self.wait, kept_back, self.binding)
 
@@ -74,7 +63,7 @@ class Choice:
     `binding`: by rule, the budget that keeps its next call back, by id.
     """
 
-    releases: Sequence[Release]
+    releases: Sequence[Candidate]
     unfit: Mapping[int, str]
     wait: Wait
     binding: Mapping[str, str] = field(default_factory=dict)
@@ -242,8 +231,9 @@ class _Planner:
         return candidate.has_maker or has_room
 
     def _release(self, candidate: Candidate, way: _Way, instant: Us) -> None:
-        send_at = instant if instant > self.account.now else None
-        self.made.releases.append(Release(candidate, way.queue, send_at))
+        candidate.queue = way.queue
+        candidate.send_at = instant if instant > self.account.now else None
+        self.made.releases.append(candidate)
         if not candidate.has_maker:
             self.account.open_by_queue[way.queue] += 1
             self._count[candidate.method in HTTP_METHODS] += 1

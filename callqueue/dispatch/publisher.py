@@ -17,9 +17,10 @@ from celery import current_app
 
 from callqueue import aside, broker, clocks, conf, database, events, transitions
 from callqueue.dispatch.next_look import RuleGroup
-from callqueue.dispatch.release_pass import SPREAD, Released
+from callqueue.dispatch.release_pass import SPREAD
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import ledger_time
+from callqueue.ledger.ready_calls import Candidate
 
 # attempts in a message at most: larger ones save little more, and all of one share its fate when a
 # worker dies
@@ -35,7 +36,7 @@ PROMPT = 0.1  # seconds that the loop waits until what was released is published
 SLOW = 8  # groups that have something published for longer, at most, before others are let be
 
 
-def pack(released: Iterable[Released]) -> list[Message]:
+def pack(released: Iterable[Candidate]) -> list[Message]:
     """Attempts as messages: only HTTP calls of one rule share one, and only where there are several
     for the same queue.
     """
@@ -52,7 +53,7 @@ def pack(released: Iterable[Released]) -> list[Message]:
     return packed
 
 
-def _kind(released: Released) -> tuple[str, bool, bool]:
+def _kind(released: Candidate) -> tuple[str, bool, bool]:
     return released.queue, released.method not in HTTP_METHODS, released.waits
 
 
@@ -111,7 +112,7 @@ class Outbox:
     def __init__(self, using: str, publish: Publish, refused: Refused) -> None:
         self.using, self.publish, self.refused = using, publish, refused
 
-    def send(self, group: RuleGroup, released: Sequence[Released], *, beside: bool) -> None:
+    def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
         """Have these published, `beside` the loop or here. Raises what is not the broker's: then
         they are to be undone.
         """

@@ -27,13 +27,14 @@ from callqueue.database import from_us
 from callqueue.dispatch import next_look
 from callqueue.dispatch.choosing import choose, may_be_behind
 from callqueue.dispatch.next_look import NO_STREAK, ROOMY, NextLook, Room, Streak, Wait
-from callqueue.dispatch.planning import Choice, Release
+from callqueue.dispatch.planning import Choice
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo, NotKnown, name_of, promises_more
+from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book, cost_of
 
 # seconds after its slot in which a call that has its maker is to be begun: it looks more often than
@@ -44,22 +45,6 @@ BATCH = 500  # calls that one pass releases at most
 NOT_HELD = Held({})
 # messages that a pass makes for a queue before any of them carries more than one attempt
 SPREAD = 4
-
-
-@dataclass(frozen=True)
-class Released:
-    """An attempt that is charged and may be published.
-
-    `waits`: no worker would make its call at once, since its slot is still to open, or workers are
-    behind. `is_begun`: with its charge, so that it is not to be published.
-    """
-
-    attempt_id: int
-    queue: str
-    method: str
-    rule: str
-    waits: bool = False
-    is_begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,14 +59,13 @@ class Begins:
     queues: Collection[str] | None = None
     most: int | None = None
 
-    def share(self, releases: Iterable[Release]) -> set[int]:
+    def share(self, releases: Iterable[Candidate]) -> set[int]:
         """The calls of these that it makes, by id: the first ones."""
         fit = (
-            made.candidate.id
-            for made in releases
-            if not made.candidate.has_maker
-            if self.queues is None
-            or (made.queue in self.queues and made.candidate.method in HTTP_METHODS)
+            call.id
+            for call in releases
+            if not call.has_maker
+            if self.queues is None or (call.queue in self.queues and call.method in HTTP_METHODS)
         )
         return set(islice(fit, self.most))
 
@@ -141,33 +125,33 @@ class _Own:
 
 def charge(
     account: Account,
-    releases: Sequence[Release],
+    releases: Sequence[Candidate],
     wall: datetime,
     begins: Begins | None = None,
     own: _Own | None = None,
-) -> tuple[list[int], list[dict[str, Any]]]:
+) -> list[dict[str, Any]]:
     """Write the releases: the calls are DISPATCHED at this instant of wall time, and an open
-    attempt of each stands in the ledger, begun where somebody `begins` them; the attempts' ids, in
-    the same order, and those that are so begun, each with its call. A statement for each queue, and
-    one or two for the attempts.
+    attempt of each stands in the ledger, begun where somebody `begins` them; those that are so
+    begun, each with its call. A statement for each queue, and one or two for the attempts.
     """
     if not releases:
-        return [], []
+        return []
     begun = set[int]()
     if begins is not None:
         begun = begins.share(releases) if own is None else {own.id}
     rest: dict[str, list[int]] = {}
     mine: dict[str, list[int]] = {}
-    for made in releases:
-        call = made.candidate
-        (mine if call.id in begun else rest).setdefault(made.queue, []).append(call.id)
-        account.charge(call.rule, call.key, made.queue, call.cost)
+    for call in releases:
+        call.is_begun = call.id in begun
+        (mine if call.is_begun else rest).setdefault(call.queue, []).append(call.id)
+        account.charge(call.rule, call.key, call.queue, call.cost)
     transitions.release(account.using, rest, wall, is_lazy=not mine)
     reads = None if begins is None else _columns(account.using, begins.reads)
     found = transitions.release(account.using, mine, wall, reads)
-    attempts = _attempts(account, releases, begins, begun, own)
-    ids = _insert_attempts(account.using, attempts)
-    return ids, _begun(found, ids, attempts)
+    attempts = _attempts(account, releases, begins, own)
+    for call, pk in zip(releases, _insert_attempts(account.using, attempts), strict=True):
+        call.attempt_id = pk
+    return _begun(found, releases, attempts)
 
 
 @lru_cache
@@ -176,63 +160,50 @@ def _columns(using: str, names: tuple[str, ...]) -> database.Columns:
 
 
 def _begun(
-    found: Sequence[Mapping[str, Any]], ids: Sequence[int], attempts: Sequence[Mapping[str, Any]]
+    found: Sequence[Mapping[str, Any]],
+    releases: Sequence[Candidate],
+    attempts: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Those of these attempts that are begun as they stand now, each with what was found of its
     call.
     """
     calls = {row["c.id"]: row for row in found}
     return [
-        {f"a.{name}": value for name, value in {**one, "id": pk}.items()}
-        | {"a.call": one["call_id"], **calls[one["call_id"]]}
-        for pk, one in zip(ids, attempts, strict=True)
-        if one["started_at"] is not None
+        {f"a.{name}": value for name, value in {**one, "id": call.attempt_id}.items()}
+        | {"a.call": call.id, **calls[call.id]}
+        for call, one in zip(releases, attempts, strict=True)
+        if call.is_begun
     ]
 
 
-def _released(
-    account: Account,
-    ids: Sequence[int],
-    releases: Sequence[Release],
-    begun: Sequence[Mapping[str, Any]],
-) -> list[Released]:
+def _released(account: Account, releases: Sequence[Candidate]) -> list[Candidate]:
     """Those that this process publishes, or makes."""
-    lead, own = account.until - account.now, {one["a.id"] for one in begun}
+    lead = account.until - account.now
     behind = {rule for rule, at in account.unbegun_since.items() if account.now - at > lead}
-    return [
-        Released(
-            attempt_id,
-            made.queue,
-            made.candidate.method,
-            made.candidate.rule,
-            waits=made.send_at is not None or made.candidate.rule in behind,
-            is_begun=attempt_id in own,
-        )
-        for attempt_id, made in zip(ids, releases, strict=True)
-        if not made.candidate.has_maker
-    ]
+    for call in releases:
+        call.waits = call.send_at is not None or call.rule in behind
+    return [call for call in releases if not call.has_maker]
 
 
 def _attempts(
     account: Account,
-    releases: Sequence[Release],
+    releases: Sequence[Candidate],
     begins: Begins | None,
-    begun: Collection[int],
     own: _Own | None,
 ) -> list[dict[str, Any]]:
-    """An open attempt for each release, begun where the call is among those."""
+    """An open attempt for each release, begun where the call is."""
     config, at = conf.current(), from_us(account.now)
 
-    def attempt(made: Release) -> dict[str, Any]:
-        call, worker = made.candidate, ""
-        if begins is not None and call.id in begun:
+    def attempt(call: Candidate) -> dict[str, Any]:
+        worker = ""
+        if begins is not None and call.is_begun:
             rule = config.rules.get(call.rule)
             worker, lease = begins.worker, config.lease(rule) if own is None else own.maker.lease
         else:
             lease = CLAIMED if call.has_maker else config.release_lease
-        return _attempt(made, at, timedelta(seconds=lease), worker)
+        return _attempt(call, at, timedelta(seconds=lease), worker)
 
-    return [attempt(made) for made in releases]
+    return [attempt(call) for call in releases]
 
 
 def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -246,15 +217,14 @@ def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[
     return [id_of[call] for call in calls]
 
 
-def _attempt(made: Release, now: datetime, lease: timedelta, worker: str) -> dict[str, Any]:
-    call = made.candidate
-    send_at = None if made.send_at is None else from_us(made.send_at)
+def _attempt(call: Candidate, now: datetime, lease: timedelta, worker: str) -> dict[str, Any]:
+    send_at = None if call.send_at is None else from_us(call.send_at)
     return {
         "call_id": call.id,
         "number": call.last_attempt + 1,
         "rule": call.rule,
         "key": call.key,
-        "queue": made.queue,
+        "queue": call.queue,
         "cost": call.cost,
         "calls": cost_of(call.cost, "calls"),
         "released_at": now,
@@ -268,7 +238,9 @@ def _attempt(made: Release, now: datetime, lease: timedelta, worker: str) -> dic
     }
 
 
-def remember(account: Account, rows: Mapping[str, LockedRule], releases: Sequence[Release]) -> None:
+def remember(
+    account: Account, rows: Mapping[str, LockedRule], releases: Sequence[Candidate]
+) -> None:
     """Keep what the next pass wants to know in the rules' rows: turns, and what was free. Nothing
     new, nothing written.
 
@@ -310,12 +282,12 @@ def remember(account: Account, rows: Mapping[str, LockedRule], releases: Sequenc
         raise Outdated
 
 
-def _served(rows: Mapping[str, LockedRule], releases: Sequence[Release]) -> dict[str, int]:
+def _served(rows: Mapping[str, LockedRule], releases: Sequence[Candidate]) -> dict[str, int]:
     """When each rule was served last, by a number that counts on."""
     served = {name: row.served for name, row in rows.items()}
     clock = max(served.values(), default=0)
-    for number, made in enumerate(releases, start=clock + 1):
-        served[made.candidate.rule] = number
+    for number, call in enumerate(releases, start=clock + 1):
+        served[call.rule] = number
     return served
 
 
@@ -339,7 +311,7 @@ class Pass:
     known. `begun`: what it has begun, which nobody else makes.
     """
 
-    released: list[Released] = field(default_factory=list)
+    released: list[Candidate] = field(default_factory=list)
     next_look: NextLook = field(default=NextLook())
     opens_in: float | None = None
     begun: Begun | None = None
@@ -421,7 +393,6 @@ class _Made:
     account: Account
     held: Held
     choice: Choice
-    ids: Sequence[int]
     begun: Sequence[Mapping[str, Any]]
     reading: Reading
 
@@ -505,11 +476,11 @@ def _make(
         if own is not None and own.maker.is_new:
             _tell_of_own_key(own, held, locked)
         choice = choose(account, held, served, batch, sake, room)
-    ids, begun = charge(account, choice.releases, locked.wall, begins, own)
+    begun = charge(account, choice.releases, locked.wall, begins, own)
     if own is None:
         account.memo.binding = dict(choice.binding)
     remember(account, locked.rows, choice.releases)
-    return _Made(account, held, choice, ids, begun, locked.reading)
+    return _Made(account, held, choice, begun, locked.reading)
 
 
 def _account(locked: _Locked, lead: float) -> Account:
@@ -556,8 +527,8 @@ def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
     """When the group is looked at again: half of LEAD before the first blocked call may go, and
     where an operator alone knows when, every REVIEW.
     """
-    account, gone = made.account, len(made.ids)
-    released = _released(account, made.ids, made.choice.releases, made.begun)
+    account, gone = made.account, len(made.choice.releases)
+    released = _released(account, made.choice.releases)
     wait, opens_in = made.choice.wait, None
     if len(released) >= batch:
         wait |= Wait(is_unfinished=True, on_room=batch < BATCH)

@@ -73,9 +73,7 @@ class KeysInTurn:
             if turn is not None:
                 cost = budget.charge_of(candidate.cost)
                 self._block(turn, budget, budget.value_of(candidate.key, ""), cost)
-        released = Counter(
-            (one.candidate.rule, one.candidate.priority, one.candidate.key) for one in made.releases
-        )
+        released = Counter((call.rule, call.priority, call.key) for call in made.releases)
         self._save(released)
         is_mid_round = self._is_mid_round or (self._is_full and bool(self._blocked))
         return Wait(

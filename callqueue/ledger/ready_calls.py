@@ -37,10 +37,14 @@ WAITING = f"status IN ({database.listed(states.WAITING)})"
 READY = f"ready AND {WAITING} AND rule = %s"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
-    """A call that might be released. `queue`: by which it went before, if it did; `expires_at`: it
-    is not to begin after that.
+    """A call that might be released, and its release once a pass has chosen it.
+
+    `queue`: by which it went before, if it did, or goes now; `expires_at`: it is not to begin after
+    that. Of a release, `send_at`: when to send it (None: at once); `waits`: no worker would make it
+    at once, since its slot is still to open, or workers are behind; `is_begun`: with its charge, so
+    that it is not to be published.
     """
 
     id: int
@@ -51,8 +55,11 @@ class Candidate:
     method: str
     last_attempt: int
     queue: str = ""
-    due_at: datetime | None = None
     expires_at: datetime | None = None
+    send_at: Us | None = None
+    attempt_id: int = 0
+    waits: bool = False
+    is_begun: bool = False
 
     @property
     def has_maker(self) -> bool:
@@ -190,7 +197,6 @@ def _columns(using: str) -> database.Columns:
         "method",
         "last_attempt",
         "queue",
-        "due_at_dt",
         "expires_at_dt",
     )
     return database.Columns(using, {"c": (tables.CallQueue, names)})

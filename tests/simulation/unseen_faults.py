@@ -128,8 +128,8 @@ UNSEEN = {
     ),
     "workers are sent what has its maker": fault(
         "dispatch.release_pass",
-        "        if not made.candidate.has_maker\n    ]",
-        "    ]",
+        "return [call for call in releases if not call.has_maker]",
+        "return list(releases)",
     ),
     "an instant is taken for the earliest that it can be": fault(
         "clocks",

@@ -31,7 +31,7 @@ def calls(rule: str, *ids: int, **more: Any) -> list[Candidate]:
 
 
 def released(made: Plan) -> list[int]:
-    return [one.candidate.id for one in made.releases]
+    return [call.id for call in made.releases]
 
 
 def test_equals_take_turns_and_who_waited_longest_begins() -> None:
