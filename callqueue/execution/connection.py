@@ -13,13 +13,11 @@ from __future__ import annotations
 import errno
 import io
 import math
-import os
 import re
 import socket
 import ssl
 import struct
 import sys
-import threading
 import time
 from contextlib import suppress
 from email.parser import Parser
@@ -30,7 +28,6 @@ from http.client import (
     LineTooLong,
     UnknownProtocol,
 )
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, cast
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -38,7 +35,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
 
-from callqueue import clocks
+from callqueue import aside, clocks
 from callqueue.clocks import Mono
 from callqueue.execution.starvation import starved
 from callqueue.security.addresses import Place, literal_address, refusal
@@ -59,9 +56,6 @@ _SPELL = 64  # turns after which other threads get theirs
 _REST = 0.001  # seconds that they get
 # What is judged in a worker is judged by the settings that it was started with.
 HERE = "(in this worker's settings)"
-# names being resolved at once, in this process: a resolver that hangs must not eat all threads
-LOOKUPS = 64
-_lookups = threading.BoundedSemaphore(LOOKUPS)
 # servers close idle connections; one that closes while a POST goes out leaves its fate unknown
 IDLE_SECONDS = 1.5
 MOST_INTERIM = 20  # interim answers (100, 102, 103) before the one that counts
@@ -461,50 +455,20 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
 
 def _looked_up(host: str, port: int, trip: Trip) -> list[Any]:
     """getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs."""
-    outcome: SimpleQueue[Any] = SimpleQueue()
     try:
-        if not _lookups.acquire(timeout=trip.left()):
-            raise Empty
-        _start_lookup(host, port, outcome)
-        found = outcome.get(timeout=trip.left())
-    except (Empty, TimeoutError):
-        late = trip.why_late("total", trip.timeouts.total)
-        raise Failed(f"resolving the name {host} took longer than {late}") from None
-    if isinstance(found, Exception):
-        if want := starved(found):
-            raise Starved(want)
-        raise Failed(f"the name {host} does not resolve: {reason_of(found)}")
-    return list(found)
-
-
-def _start_lookup(host: str, port: int, outcome: SimpleQueue[Any]) -> None:
-    arguments = (host, port, outcome, _lookups)
-    try:
-        threading.Thread(target=_look_up, args=arguments, daemon=True, name="lookup").start()
-    except RuntimeError as error:  # no more threads
-        _lookups.release()
-        outcome.put(error)
-
-
-def _look_up(
-    host: str, port: int, outcome: SimpleQueue[Any], lookups: threading.BoundedSemaphore
-) -> None:
-    try:
-        outcome.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        return list(aside.within(trip.left(), "lookup", lambda: _look_up(host, port)))
+    except (aside.LeftBehind, TimeoutError) as error:
+        late = f"took longer than {trip.why_late('total', trip.timeouts.total)}"
+        late = f"is not tried: {error}" if isinstance(error, aside.TooMany) else late
+        raise Failed(f"resolving the name {host} {late}") from None
     except Exception as error:
-        outcome.put(error)
-    finally:
-        lookups.release()
+        if want := starved(error):
+            raise Starved(want) from None
+        raise Failed(f"the name {host} does not resolve: {reason_of(error)}") from None
 
 
-def _start_afresh() -> None:
-    """In a forked child: the parent's lookups are the parent's."""
-    global _lookups
-    _lookups = threading.BoundedSemaphore(LOOKUPS)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_afresh)
+def _look_up(host: str, port: int) -> list[Any]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 # --- Answers

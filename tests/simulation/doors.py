@@ -152,4 +152,4 @@ def _kept_names(module: types.ModuleType) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             names.update(node.names)
-    return sorted(names & assigned & set(vars(module)) - {"_registered", "_lookups"})
+    return sorted(names & assigned & set(vars(module)) - {"_registered"})
