@@ -127,8 +127,9 @@ class KeysInTurn:
         return {turn: min(n, share) for turn, n in counts.items()}
 
     def _room_of(self, rule: str, turn: Turn, count: int) -> int:
-        """How many calls of cost 1 the key's own limits let go; where none, it is blocked. Of other
-        units, one more than may go if each costs some: so it is seen what that one waits for.
+        """How many calls of cost 1 the key's own limits let go; where one lets none go, the key is
+        blocked on that one. Of other units, one more than may go if each costs some: so it is seen
+        what that one waits for.
         """
         least = count
         for budget in self.account.book.budgets[rule]:
@@ -142,6 +143,7 @@ class KeysInTurn:
                         self._cut[rule, *turn.pair] = n
                 elif not n:
                     self._block(turn, budget, value, 1)
+                    return 0  # another may have room, and would block it until now
                 least = min(least, n)
         return least
 

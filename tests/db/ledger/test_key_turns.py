@@ -201,6 +201,15 @@ def test_a_pass_says_when_the_next_key_has_room(rules: Rules) -> None:
         assert not done.next_look.on_answer and not done.next_look.goes_on
 
 
+def test_a_key_waits_for_the_limit_that_keeps_it_back_and_for_no_other(rules: Rules) -> None:
+    """Else it would be looked at again at once, pass after pass, while the other one has room."""
+    rules(r=Rule(limits=[SlidingWindow(rate, per="key") for rate in ("1/20s", "5/20s")]))
+    send("r", key="a"), send("r", key="a")
+    assert passes(1) == ["a"]
+    answer_open()
+    assert make_pass("default", ["r"]).opens_in == pytest.approx(20, abs=0.5)
+
+
 def test_a_changed_limit_lets_blocked_keys_go(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
     send("r", key="a"), send("r", key="a")
