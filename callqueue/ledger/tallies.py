@@ -65,7 +65,7 @@ class Tallies:
         self.freed: set[str] = set()
         self._next_leave: Us | None = None
         believed = self._believed(kept)
-        self.is_anew = self._has_advanced = believed is None
+        self.is_anew, self._has_advanced = believed is None, False
         self.kept = believed or Kept(self.print, self.horizon(), now)
         if believed and not self.limit.is_keyed:
             self.by_value = {value: Tally(used) for value, used in believed.values.items()}

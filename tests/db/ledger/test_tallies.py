@@ -24,6 +24,7 @@ from callqueue import (
     transitions,
 )
 from callqueue.database import server_clock
+from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
@@ -310,6 +311,22 @@ def test_room_comes_back_with_time(
     assert len(release()) in ((0,) if isinstance(limit, SlidingWindow) else (4,))
     later(monkeypatch, 70)
     assert len(release()) + CallAttempt.objects.count() >= 6
+
+
+def test_a_pass_that_counts_anew_sees_what_is_about_to_leave(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_pass, "LEAD", 5.0)
+    rules(r=Rule(limits=[SlidingWindow("2/m", per="key")]))
+    for _ in range(3):
+        send("r", key="T")
+    assert len(release()) == 2
+    answer_open(1)
+    later(monkeypatch, 20)
+    answer_open()
+    later(monkeypatch, 57)
+    RuleState.objects.update(memo={})
+    assert len(release()) == 1
 
 
 # --- whatever happens
