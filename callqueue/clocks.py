@@ -85,6 +85,13 @@ class Reading:
         least, most, slack = self._bounds(later)
         return 0 if least - slack <= went <= most + slack else went - least
 
+    def is_off(self, later: Reading) -> bool:
+        """Whether ledger time has gone on as time did only if the two clocks drift apart, or not
+        even then.
+        """
+        least, most, _ = self._bounds(later)
+        return not least - TOLERANCE <= later.at - self.at <= most + TOLERANCE
+
     def credit(self, later: Reading) -> Us:
         """The instant that `later` may be taken for: what it read, but no more since this reading
         than time surely went by.

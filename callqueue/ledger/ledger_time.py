@@ -37,6 +37,7 @@ from callqueue.states import PERMIT
 
 ROW = 1  # the key of the only row
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
+OLD = 50.0  # seconds after which what clocks may drift apart is more than TOLERANCE
 # microseconds that readings of two processes may be apart in what they make of a jump
 MISSED = SECOND
 AGREED = 1  # microseconds by which ledger time is set back to tell all that it stays as it is
@@ -160,7 +161,7 @@ class Jumped(Exception):
 
 class Watch:
     """This process's last reading of one database's clock, by which the next one is judged.
-    `since`: when the first was made.
+    `since`: when the first was made, or the first after so long that drift may hide a jump.
     """
 
     def __init__(self, using: str) -> None:
@@ -179,6 +180,7 @@ class Watch:
         """
         with self._looking:
             reading, last = read(self.using), self.last
+            self._doubt(reading)
             jump = last.jump_to(reading) if last else 0
             reading, suspicious = self._follow(last) if jump and last else (reading, False)
             self._suspicious = suspicious
@@ -239,7 +241,8 @@ class Watch:
         """Seconds until this process may make its first pass beside others: if the clock has just
         jumped, only they can have seen it. Looks, where it has not yet.
         """
-        if self.since is None:
+        is_old = self.last is not None and clocks.monotonic() - self.last.after > OLD
+        if self.since is None or is_old:
             self.look()
         return max(0.0, (self.since or 0.0) + SETTLED - clocks.monotonic())
 
@@ -296,9 +299,19 @@ class Watch:
     def _keep(self, reading: Reading) -> Reading:
         if self.last is not None and self.last.moved != reading.moved:
             self.narrowed = ClockEstimate()  # those before may be by a wrong time
+        self._doubt(reading)
         self.last = self.narrowed.add(reading)
         self.since = reading.before if self.since is None else self.since
         return self.last
+
+    def _doubt(self, reading: Reading) -> None:
+        """Where the last reading is so old that a jump since then may be hidden by what clocks
+        drift apart, or be taken for larger or smaller: it counts as new, and leaves it to others.
+        """
+        last, since = self.last, self.since
+        is_old = last is not None and reading.after - last.before > OLD
+        if last and since is not None and is_old and since <= last.after and last.is_off(reading):
+            self.since = reading.before
 
 
 def check(using: str, reading: Reading) -> None:

@@ -463,6 +463,29 @@ def test_who_has_looked_once_and_long_ago_deals_with_the_last_of_two_jumps(
     assert released(two_clocks) == 20
 
 
+@pytest.mark.parametrize("jump", [-0.45, 0.45, 5, -3600])
+@pytest.mark.parametrize("drift", [0.3, 0, -0.3])
+def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
+    two_clocks: Clocks, others: Others, drift: float, jump: float
+) -> None:
+    """So long apart, two clocks may differ by as much as a small jump, and by a part of a large
+    one.
+    """
+    others.be("newcomer").look()
+    two_clocks.pass_by(3600)
+    two_clocks.jump(drift)
+    true, began = two_clocks.ledger, two_clocks.mono
+    for _ in range(3):
+        others.be("dispenser").look()
+        two_clocks.pass_by(0.5)
+    two_clocks.jump(jump)
+    others.be_new(two_clocks)
+    written = in_time("default", lambda locked: locked.now)
+    went_by = two_clocks.mono - began
+    assert 1.5 < went_by < 2.5
+    assert abs((written - true).total_seconds() - went_by) < 0.011
+
+
 def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     two_clocks: Clocks, others: Others, moves: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
