@@ -39,6 +39,9 @@ DEAF = 0.2  # seconds for which it may not notice that it is to stop
 REST = 0.05  # seconds for which senders wake nobody after a dispenser was woken for nothing twice
 ANSWERS = 0.005  # seconds between two looks for answers, while calls wait for one
 AWAY = 1.0  # seconds between two looks for a database, or tries with a broker, that is away
+# seconds after a broker's refusal for which no more is released than this process makes, where it
+# makes any: while the rest waits for the broker, it would make none
+ALONE = 20.0
 SENT = 0.025  # seconds between two looks at what is being published
 LEAVING = 5.0  # seconds that one which ends waits for what is done beside its loop
 _told: dict[str, float] = {}  # by database: when (monotonic) this process said that beat runs
@@ -241,7 +244,7 @@ class Dispenser:
         is_short = group.next_look.on_room
         if self.maker is None or not (is_short or group.is_due(time.monotonic())):
             return group.is_due(time.monotonic())
-        room = self.maker.room()  # it looks at all that is in flight
+        room = self._room(self.maker)  # it looks at all that is in flight
         if is_short and room.is_more_than(group.left):
             group.has_room()
         return group.is_due(time.monotonic()) and room.most >= 1
@@ -262,7 +265,7 @@ class Dispenser:
         is known to be committed.
         """
         begins = None if self.maker is None else self.maker.begins()
-        room = ROOMY if self.maker is None else self.maker.room()
+        room = ROOMY if self.maker is None else self._room(self.maker)
         group.unmade = begins.worker if begins is not None else ""
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
         done = self._pass(group, room=room, begins=begins)
@@ -280,6 +283,13 @@ class Dispenser:
         else:
             group.unpublished_from = 0.0
         return done
+
+    def _room(self, maker: Maker) -> Room:
+        """What may be released now."""
+        if time.monotonic() - self.outbox.refused_at >= ALONE:
+            return maker.room()
+        begins = maker.begins()
+        return Room(begins.most or 0, 0) if begins is not None else NO_ROOM
 
     def _pass(self, group: RuleGroup, **options: Any) -> Pass:
         last = group.next_look.streak
@@ -340,7 +350,7 @@ class Dispenser:
         now = time.monotonic()
         wakes = [self._poll_at, self.chores.next_round_at]
         sending = [group for group in self.groups.values() if group.sending is not None]
-        has_room = self.maker is None or self.maker.room().most >= 1
+        has_room = self.maker is None or self._room(self.maker).most >= 1
         if has_room and not is_full(sending):
             idle = [group for group in self.groups.values() if group.sending is None]
             wakes += [group.look_at for group in idle if not group.rests]

@@ -8,6 +8,7 @@ ends.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
@@ -106,11 +107,13 @@ class Outbox:
     for it a moment and then goes on with other groups. A group has no pass before what it released
     last is published, or undone where nobody was told of it.
 
-    `refused` is told where the broker was away.
+    `refused` is told where the broker was away; `refused_at`: when it was last (monotonic), if it
+    took nothing since.
     """
 
     def __init__(self, using: str, publish: Publish, refused: Refused) -> None:
         self.using, self.publish, self.refused = using, publish, refused
+        self.refused_at = -math.inf
 
     def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
         """Have these published, `beside` the loop or here. Raises what is not the broker's: then
@@ -121,11 +124,12 @@ class Outbox:
             group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))
             self.look(group, PROMPT)
             return
+        error = None
         try:
             self.publish(self.using, messages)
-        except BrokerAway as error:
-            self.refused(group, error)
-        group.unpublished_from = 0.0
+        except BrokerAway as refusal:
+            error = refusal
+        self._has_sent(group, error)
 
     def look(self, group: RuleGroup, within: float = 0.0) -> None:
         """Notice that what the group had published is, or is undone, if it is within so many
@@ -135,10 +139,14 @@ class Outbox:
         if sending is None or not sending.done.wait(within):
             return
         group.sending = None
-        if isinstance(sending.error, BrokerAway):
-            self.refused(group, sending.error)
-        elif sending.error is not None:
+        if sending.error is not None and not isinstance(sending.error, BrokerAway):
             raise sending.error
+        self._has_sent(group, sending.error)
+
+    def _has_sent(self, group: RuleGroup, error: BrokerAway | None) -> None:
+        self.refused_at = -math.inf if error is None else time.monotonic()
+        if error is not None:
+            self.refused(group, error)
         group.unpublished_from = 0.0
 
     def undo(self, groups: Iterable[RuleGroup]) -> None:

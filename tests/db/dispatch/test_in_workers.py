@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -19,7 +19,8 @@ from celery import current_app
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Rule, SlidingWindow, broker, conf, database, worker
+from callqueue import Rule, SlidingWindow, broker, conf, database, transitions, worker
+from callqueue.dispatch import dispenser as dispenser_room
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
@@ -138,6 +139,46 @@ def test_one_that_makes_none_still_releases(
     send("r")
     assert dispenser(published).run_once(maintain=False) == 1
     assert len(published) == 1
+
+
+def test_while_the_broker_is_away_it_goes_on_with_what_it_makes_itself(
+    rules: Rules,
+    remote: Vendor,
+    published: list[Message],
+    consumes: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker that hangs would keep all back, each time."""
+    refused: list[int] = []
+
+    def refuse(using: str, batch: Sequence[Message]) -> None:
+        refused.append(transitions.undo(using, [pk for _, ids in batch for pk in ids]))
+        raise publisher.BrokerAway("it says nothing")
+
+    consumes("here")
+    rules({"DISPENSER": {"IN_WORKERS": 2}}, r=Rule(queues="here"))
+    for _ in range(7):
+        send("r")
+    releases = Dispenser(maker=WorkersMaker("default"), publish=refuse)
+    assert releases.run_once(maintain=False) == 7
+    for made in (4, 6):
+        in_flight.land(seconds=20)
+        assert releases.run_once(maintain=False) == 2
+        in_flight.land(seconds=20)
+        assert len(remote.requests) == made
+    assert refused == [5]
+    monkeypatch.setattr(dispenser_room, "ALONE", 0.0)
+    send("r"), send("r")
+    releases.run_once(maintain=False)
+    assert refused == [5, 1]
+    releases.outbox.publish = lambda using, batch: published.extend(batch)
+    for more in (2, 4):
+        in_flight.land(seconds=20)
+        for _ in range(more):
+            send("r")
+        releases.run_once(maintain=False)
+        monkeypatch.setattr(dispenser_room, "ALONE", 20.0)
+    assert len(published) == 1 + 2, "it is back"
 
 
 def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
