@@ -22,7 +22,7 @@ from billiard import get_start_method
 from celery import signals
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import conf, events
+from callqueue import conf, events, texts
 from callqueue.dispatch.chores import Chore
 from callqueue.dispatch.dispenser import Dispenser, name_of_process
 from callqueue.dispatch.publisher import MAKE_API_CALL
@@ -41,6 +41,7 @@ except ImportError:  # Windows: a worker is one process there
 LOOK = 1.0  # seconds between two looks whether others release
 LONG = 0.2  # seconds after which a task is taken for one that computes
 WAIT = 0.25  # seconds between two tries to have the seat, and two words of who has it
+LONGEST = 60.0  # seconds at most until a process that could not release tries again
 SILENT = 3.0  # seconds without a word after which another process may have it
 LEAVING = 20.0  # seconds for which a process that ends waits for what it releases
 
@@ -73,6 +74,11 @@ class Seat:
         self._own = number
         self.say(computes=not is_idle)
         return True
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no process has had it."""
+        return not self._said[1]
 
     def is_own(self) -> bool:
         """Whether this process has it, still."""
@@ -149,17 +155,24 @@ class Releaser:
     def _run(self) -> None:
         with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
             ledger_time.watch(self.using).settles_in()
+            if self.seat.is_new:
+                _bury_dead(self.using, self.seat)
         connections[self.using].close()
+        pause = LOOK
         while not self._is_over():
             if self.seat.take(is_idle=self.kind == alive.WORKER):
+                began = time.monotonic()
                 try:
                     threading.Thread(target=self._speak, name="callqueue-seat", daemon=True).start()
                     self._wait_and_release()
+                    pause = LOOK
                 except BaseException as error:
                     events.emit("listener_failed", receiver="worker", error=type(error).__name__)
+                    is_again = time.monotonic() - began < LONGEST
+                    pause = min(LONGEST, 2 * pause) if is_again else LOOK
                 self.seat.leave()
                 connections[self.using].close()
-                time.sleep(LOOK)
+                time.sleep(pause)
             time.sleep(WAIT)
 
     def _speak(self) -> None:
@@ -203,6 +216,29 @@ class Releaser:
         if alive.is_outranked(self.using, kind, self.seat.name):
             self._resigns = True
             self._stop.set()
+
+
+def _bury_dead(using: str, seat: Seat) -> None:
+    """Workers of this host that were killed: who comes after them need not wait for their silence.
+    One that runs, and is taken for dead since another container has the same host's name, says so
+    with its next sign of life.
+    """
+    for sign in alive.alive(using) if fcntl is not None else ():
+        host, _, rest = sign.name.partition(":")
+        is_workers = sign.kind in (alive.WORKER, alive.BUSY) and sign.name != seat.name
+        if is_workers and host == texts.host() and not _runs(int(rest.split(":")[0]), seat.worker):
+            recovery.take_leave(using, sign.name)
+
+
+def _runs(pid: int, own: int) -> bool:
+    """Whether there may be such a process, besides this one's worker."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != own
 
 
 # --- What Celery tells

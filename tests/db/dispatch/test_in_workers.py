@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -19,7 +20,7 @@ from celery import current_app
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Rule, SlidingWindow, broker, conf, database, transitions, worker
+from callqueue import Rule, SlidingWindow, broker, conf, database, texts, transitions, worker
 from callqueue.dispatch import dispenser as dispenser_room
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
@@ -269,6 +270,22 @@ def test_of_two_that_release_one_goes_on_and_nobody_is_outranked_by_himself(rule
     assert not alive.is_outranked("default", WORKER, "b", releases=False)
 
 
+def test_who_comes_after_a_worker_that_was_killed_need_not_wait_for_its_silence(
+    rules: Rules, seat: Seat
+) -> None:
+    rules(r=Rule())
+    digest, host = digest_of(opinion_of(conf.current().book)), texts.host()
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    dead = {f"{host}:{killed.pid}:1", f"{host}:{os.getpid()}:2"}
+    others = {f"{host}:{os.getppid()}:3", f"elsewhere:{killed.pid}:4", seat.name}
+    for name in dead | others:
+        recovery.beat("default", name, WORKER, digest=digest)
+    recovery.beat("default", f"{host}:{killed.pid}:5", STEADY, digest=digest)
+    worker._bury_dead("default", seat)
+    assert {one.name for one in alive.alive("default")} == {*others, f"{host}:{killed.pid}:5"}
+
+
 @pytest.fixture
 def seat() -> Iterator[Seat]:
     made = Seat()
@@ -326,6 +343,22 @@ def test_one_that_computes_says_so_and_another_worker_goes_first(
     wait_until(lambda: own.filter(digest="").exists() and not releaser.is_releasing, 10)
     recovery.take_leave("default", "another")
     wait_until(lambda: releaser.is_releasing, 10)
+
+
+def test_one_that_cannot_release_tries_more_and_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules, begin: Callable[[], Releaser]
+) -> None:
+    tries: list[float] = []
+
+    def fail(self: Releaser) -> None:
+        tries.append(time.monotonic())
+        raise AttributeError("of other code's")
+
+    monkeypatch.setattr(Releaser, "_wait_and_release", fail)
+    rules(r=Rule())
+    begin()
+    wait_until(lambda: len(tries) == 4, 20)
+    assert tries[3] - tries[2] > 2 * (tries[1] - tries[0])
 
 
 def test_tasks_that_have_calls_made_do_not_compute(
