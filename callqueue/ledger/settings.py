@@ -11,14 +11,14 @@ waits for it, since it may be frozen.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from callqueue import conf, database, events, tables
-from callqueue.clocks import Us
+from callqueue.clocks import Reading, Us
 from callqueue.database import from_us, to_us
-from callqueue.ledger import ledger_time, rule_rows
+from callqueue.ledger import ledger_time, rule_rows, transaction
 from callqueue.limits.budgets import Book
 from callqueue.limits.in_force import (
     LATE,
@@ -62,18 +62,20 @@ class Party:
         """
         opinion = opinion_of(own)
         digest = digest_of(opinion)
-        with database.writing(self.using):
-            before = _locked(self.using)
-            now = ledger_time.now(self.using)
+
+        def state(before: Stated, reading: Reading) -> Stated:
+            now = from_us(reading.at)
             gone = self._silent(now)
             if self.digest != digest and not _is_held(self.using, self.digest, now):
                 gone.add(self.digest)  # the settings have changed
             comes = {} if digest in before.opinions else {digest: opinion}
-            after = _changed(self.using, before, comes, gone - {digest}, now)
+            after = _changed(self.using, before, comes, gone - {digest}, reading)
             rule_rows.ensure(self.using, {rule for one in after.opinions.values() for rule in one})
-        _tell(self.using, before, after)
+            return after
+
+        after, now = _restated(self.using, state)
         self._own, self.digest = own, digest
-        self.book = after.book(own, to_us(now))
+        self.book = after.book(own, now)
         return self.book
 
     def heartbeat(self) -> bool:
@@ -106,15 +108,15 @@ class Party:
         """Take the opinion back, unless another dispenser has it: what only this one held is not in
         force any more.
         """
-        if self.book is None:
-            return
-        with database.writing(self.using):
-            before = after = _locked(self.using)
-            now = ledger_time.now(self.using)
-            if not _is_held(self.using, self.digest, now):
-                after = _changed(self.using, before, {}, {self.digest}, now)
-        self.book = None
-        _tell(self.using, before, after)
+
+        def take_back(before: Stated, reading: Reading) -> Stated:
+            if _is_held(self.using, self.digest, from_us(reading.at)):
+                return before
+            return _changed(self.using, before, {}, {self.digest}, reading)
+
+        if self.book is not None:
+            _restated(self.using, take_back)
+            self.book = None
 
     def _silent(self, now: datetime) -> set[str]:
         """The opinions whose processes have fallen silent. One statement."""
@@ -243,6 +245,19 @@ def set_rate(using: str, limit: str, rate: str | None) -> None:
         time.sleep(PAUSE if busy else 0.0)
 
 
+def _restated(using: str, change: Callable[[Stated, Reading], Stated]) -> tuple[Stated, Us]:
+    """What all processes say once it is changed, and when that was."""
+
+    def once() -> tuple[Stated, Stated, Us]:
+        with database.writing(using):
+            before, reading = _locked(using), ledger_time.read(using)
+            return before, change(before, reading), reading.at
+
+    before, after, now = transaction.timed(using, once)
+    _tell(using, before, after)
+    return after, now
+
+
 def _locked(using: str) -> Stated:
     """What all processes say, locked until the transaction ends: nobody else changes it."""
     database.end_if_silent(using, rule_rows.SILENT)
@@ -271,10 +286,14 @@ def _changed(
     before: Stated,
     comes: Mapping[str, Opinion],
     gone: Collection[str],
-    now: datetime,
+    reading: Reading,
 ) -> Stated:
-    """Have opinions come and lapse; what is stated then. Lock what is stated first."""
-    gone = [digest for digest in gone if digest in before.opinions]
+    """Have opinions come and lapse; what is stated then. Lock what is stated first. Where the clock
+    has jumped, the living seem to be silent: who lets an opinion lapse has looked.
+    """
+    now = from_us(reading.at)
+    if gone := [digest for digest in gone if digest in before.opinions]:
+        ledger_time.check(using, reading)
     if not comes and not gone and before.version:
         return before
     rows = tables.opinions(using)

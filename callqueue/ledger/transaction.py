@@ -82,6 +82,13 @@ def transaction(
             ledger_time.check(using, locked.reading)
             return work(locked)
 
+    return timed(using, once)
+
+
+def timed(using: str, once: Callable[[], T]) -> T:
+    """What `once` returns, a transaction that asks `ledger_time.check`; and again, whole, where the
+    clock has jumped or it was a deadlock's victim.
+    """
     for _ in range(LOOKS):
         try:
             return database.again_after_deadlock(using, once)

@@ -42,10 +42,19 @@ class Clocks:
 
     def __init__(self) -> None:
         self.wall, self.mono = timezone.now(), 1000.0
+        self._later: list[tuple[float, Callable[[], Any]]] = []
 
     def pass_by(self, seconds: float) -> None:
         self.wall += timedelta(seconds=seconds)
         self.mono += seconds
+        due = [do for at, do in self._later if at <= self.mono]
+        self._later = [one for one in self._later if one[0] > self.mono]
+        for do in due:
+            do()
+
+    def after(self, seconds: float, do: Callable[[], Any]) -> None:
+        """Have another process do this then."""
+        self._later.append((self.mono + seconds, do))
 
     def jump(self, seconds: float) -> None:
         self.wall += timedelta(seconds=seconds)
@@ -112,20 +121,42 @@ def tell_of_all(two_clocks: Clocks) -> None:
         assert telling.tell("default", jobs) == len(jobs)  # now it knows of the jump
 
 
+@pytest.mark.parametrize("who", ["has looked", "has not looked", "is new"])
 def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after_it(
-    two_clocks: Clocks,
+    two_clocks: Clocks, who: str
 ) -> None:
-    """Its limit was taken for that of one that is long dead, and the laxer one of two held."""
+    """Its limit was taken for that of one that is long dead, and the laxer one of two held: by whom
+    the clock jumped while it began, too.
+    """
     strict, lax = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
     settings.Party("default").join(strict)
-    ledger_time.watch("default").look()
+    others = ledger_time.watch("default")
+    others.look()
     two_clocks.jump(7200)
-    ledger_time.watch("default").look()
+    if who == "has looked":
+        others.look()
+    if who == "is new":
+        ledger_time.forget_readings()
+        two_clocks.after(0.1, others.look)
     book = settings.Party("default").join(lax)
     assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
     two_clocks.pass_by(settings.LONG_SILENCE.total_seconds() + 1)
     book = settings.Party("default").join(lax)
     assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"40/m"}
+
+
+def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
+    two_clocks: Clocks,
+) -> None:
+    strict, lax = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
+    stays = Membership("default", "stays", lambda: strict)
+    goes = settings.Party("default")
+    stays.follow_settings()
+    goes.join(strict)
+    two_clocks.jump(7200)
+    goes.leave()
+    book = settings.Party("default").join(lax)
+    assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
 
 
 ageing = pytest.mark.parametrize(
