@@ -8,15 +8,15 @@ none of the caller's: there all is on one connection.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from contextvars import Context, copy_context
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from django.db import connections
 
@@ -24,6 +24,9 @@ from callqueue import database
 from callqueue.exceptions import CallQueueError
 
 T = TypeVar("T")
+# each with its caller's context, and the future of what becomes of it
+_Work = tuple[Callable[[], Any], Context, Future[Any]]
+Works = SimpleQueue[_Work]
 PATIENCE = 10.0  # seconds for which a write waits for rows that perhaps its caller has locked
 IDLE = 1.0  # seconds for which a keeper that has nothing to do keeps its connection
 # seconds after which one that is still at the same work is left to it: the next work gets another
@@ -42,9 +45,9 @@ def apart(using: str, work: Callable[[], T]) -> T:
         )
     done = _kept(using, work)
     try:
-        done.wait(None)
+        wait([done])
     except BaseException:
-        done.wait(None)  # nobody may go on beside it
+        wait([done])  # nobody may go on beside it
         raise
     return done.result()
 
@@ -57,7 +60,7 @@ def write_apart(using: str, work: Callable[[], Any]) -> None:
         work()
         return
     done = _kept(using, work)
-    if done.wait(PATIENCE):
+    if wait([done], PATIENCE).done:
         done.result()
 
 
@@ -69,46 +72,16 @@ def is_in_callers_transaction(using: str) -> bool:
     return not (blocks and getattr(blocks[0], "_from_testcase", False))
 
 
-class _Work(Generic[T]):
-    """Work for a keeper, in its caller's context, and what has become of it."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work, self._context = work, copy_context()
-        self._is_over = threading.Event()
-        self._done: list[T] = []
-        self.failed: BaseException | None = None
-
-    def do(self) -> None:
-        try:
-            self._done.append(self._context.run(self._work))
-        except BaseException as error:
-            self.failed = error
-        finally:
-            self._is_over.set()
-
-    def wait(self, seconds: float | None) -> bool:
-        """Whether it is over within so many seconds."""
-        return self._is_over.wait(seconds)
-
-    def result(self) -> T:
-        """What it returned; raises what it raised."""
-        if self.failed is not None:
-            raise self.failed
-        return self._done[0]
-
-
 class _Keeper:
     """A thread with a connection to one database, that does one piece of work after the other, and
     ends soon after the last.
     """
 
-    def __init__(self, using: str) -> None:
-        self.using = using
-        self.waiting: deque[_Work[Any]] = deque()
-        self.news = threading.Event()
+    def __init__(self, using: str, waiting: Works) -> None:
+        self.using, self.waiting = using, waiting
         self.began: float | None = None  # what it is at now; None: nothing
         self.connection: Any = None
-        self.thread = threading.Thread(target=self._run, name="callqueue-permits", daemon=True)
+        threading.Thread(target=self._run, name="callqueue-permits", daemon=True).start()
 
     @property
     def is_stuck(self) -> bool:
@@ -120,62 +93,51 @@ class _Keeper:
     def _run(self) -> None:
         self.connection = connections[self.using]
         try:
-            while (work := self._next()) is not None:
-                if self.connection.connection is not None and not self.connection.is_usable():
-                    self._disconnect()  # it was cut since it was used last
-                work.do()
-                if work.failed is not None:
-                    self._disconnect()
+            while (wanted := self._next()) is not None:
+                self._do(*wanted)
         finally:
             self._disconnect()
+
+    def _next(self) -> _Work | None:
+        """The next work; None once there has been none for a while: it is a keeper no more."""
+        with suppress(Empty):
+            return self.waiting.get(timeout=IDLE)
+        with _lock, suppress(Empty):
+            if _keepers.get(self.using) is self and self.waiting.empty():
+                del _keepers[self.using]
+            return self.waiting.get_nowait()
+        return None
+
+    def _do(self, work: Callable[[], Any], context: Context, done: Future[Any]) -> None:
+        self.began = time.monotonic()
+        if self.connection.connection is not None and not self.connection.is_usable():
+            self._disconnect()  # it was cut since it was used last
+        try:
+            found = context.run(work)
+        except BaseException as error:
+            self._disconnect()
+            done.set_exception(error)
+        else:
+            done.set_result(found)
+        self.began = None
 
     def _disconnect(self) -> None:
         with suppress(Exception):  # whatever a broken one says: it is not used again
             self.connection.close()
 
-    def _next(self) -> _Work[Any] | None:
-        """The next work; None once there has been none for a while: it is a keeper no more."""
-        with _lock:
-            self.began = None
-            is_keeper = _keepers.get(self.using) is self
-            if not self.waiting:
-                self.news.clear()
-        if is_keeper and not self.news.is_set():
-            self.news.wait(IDLE)
-        with _lock:
-            if self.waiting:
-                self.began = time.monotonic()
-                return self.waiting.popleft()
-            if _keepers.get(self.using) is self:
-                del _keepers[self.using]
-            return None
 
-
-def _kept(using: str, work: Callable[[], T]) -> _Work[T]:
+def _kept(using: str, work: Callable[[], T]) -> Future[T]:
     """Have the process's keeper do some work, after what it has to do before that."""
-    wanted = _Work(work)
+    done = Future[T]()
     with _lock:
         keeper = _keepers.get(using)
         if keeper is None or keeper.is_stuck:
-            following = _Keeper(using)
-            following.thread.start()  # it waits for the lock
+            following = _Keeper(using, Works() if keeper is None else keeper.waiting)
             if keeper is not None:
-                following.waiting, keeper.waiting = keeper.waiting, following.waiting
+                keeper.waiting = Works()
             keeper = _keepers[using] = following
-        keeper.waiting.append(wanted)
-        keeper.news.set()
-    return wanted
-
-
-def _close() -> None:
-    """The process ends: so do its keepers, once nothing is left to do."""
-    with _lock:
-        ending = list(_keepers.values())
-        _keepers.clear()
-        for keeper in ending:
-            keeper.news.set()
-    for keeper in ending:
-        keeper.thread.join(IDLE)
+        keeper.waiting.put((work, copy_context(), done))
+    return done
 
 
 def _forked() -> None:
@@ -190,6 +152,5 @@ def _forked() -> None:
 _lock = threading.Lock()
 _keepers: dict[str, _Keeper] = {}  # by database: those that take on work
 _of_parents: list[_Keeper] = []
-atexit.register(_close)
 if hasattr(os, "register_at_fork"):  # no child begins with a lock that another thread had
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forked)

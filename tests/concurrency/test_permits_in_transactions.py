@@ -116,8 +116,7 @@ def test_a_keeper_whose_connection_was_cut_takes_another(rules: Rules) -> None:
     is_postgresql = connection.vendor == "postgresql"
     pid = "pg_backend_pid()" if is_postgresql else "CONNECTION_ID()"
     cut = apart._kept("default", lambda: database.rows("default", f"SELECT {pid}"))
-    assert cut.wait(30)
-    [(own,)] = cut.result()
+    [(own,)] = cut.result(30)
     database.run(
         "default", f"SELECT pg_terminate_backend({own})" if is_postgresql else f"KILL {own}"
     )
