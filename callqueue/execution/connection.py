@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, cast
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
-from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
+from urllib3.util.wait import wait_for_read
 
 from callqueue import aside, clocks
 from callqueue.clocks import Mono
@@ -325,24 +325,10 @@ class Connection(HTTPConnection):
 
     def _push(self, trip: Trip, data: memoryview) -> None:
         while data:
-            bound = trip.left(trip.timeouts.read)
-            if not (self._is_unsent or self.is_secure):
-                self._watch(bound)
-            _wait_at_most(self.sock, bound)
+            _wait_at_most(self.sock, trip.left(trip.timeouts.read))
             count = self.sock.send(data[:_PIECE])
             trip.gate.sent_at, self._is_unsent = now(), False
             data = data[count:]
-
-    def _watch(self, bound: float) -> None:
-        """Until the socket takes more. An error that is answered meanwhile ends the sending: RFC
-        9112 section 9.5.
-        """
-        if not wait_for_socket(self.sock, read=True, write=True, timeout=bound):
-            raise TimeoutError("the server reads too slowly")
-        if not wait_for_write(self.sock, 0):
-            head = self.sock.recv(12, socket.MSG_PEEK)
-            if not head or head[9:10] in (b"4", b"5"):
-                raise ConnectionAbortedError("answered before the request was whole")
 
     def has_arrived(self) -> bool:
         """Whether the other side's kernel has confirmed every byte; True where this system cannot

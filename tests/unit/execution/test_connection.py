@@ -369,7 +369,7 @@ def test_an_answer_before_the_request_is_whole_counts(stays: bool) -> None:
 
     with Peer(script) as peer, within(2):
         for count in (1, 2):
-            answer = call(peer.url(), data="x" * 20_000_000)
+            answer = call(peer.url(), data="x" * 20_000_000, timeouts=Timeouts(read=0.2))
             assert answer.response is not None and answer.sent
             assert (answer.response.status_code, answer.response.text) == (413, "too large")
             assert len(peer.lines) == count
