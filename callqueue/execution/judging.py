@@ -208,7 +208,6 @@ def _settled(job: Job, response: Any) -> Any:
 _LONGEST_LOCATION = 200  # characters that a reason names
 _CLOCKS_APART = 86400.0  # seconds beyond which an answer's Date tells nothing of its clock
 _EPOCHS_FROM, _MILLISECONDS_FROM = 1e9, 1e12  # a reset from here on is no wait, but a moment
-_MOST_LEFT = 1e15
 _LONGEST, _LONGEST_DATE = 2000, 100  # characters of a value that are read
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _FAMILY = re.compile(r"rate-?limit")
@@ -220,7 +219,6 @@ class Advice(NamedTuple):
     """
 
     until_s: float | None = None
-    remaining: int | None = None
     note: str = ""
 
 
@@ -273,17 +271,16 @@ def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: f
     x-ratelimit-*-tokens, anthropic-ratelimit-requests-*. A reset is seconds, an epoch or a date.
     """
     plain = _plain(headers)
-    left, resets = dict[str, int](), dict[str, float]()
+    is_used_up, resets = dict[str, bool](), dict[str, float]()
     for name, value in plain.items():
         if not _FAMILY.search(name):
             continue
         if "remaining" in name and (count := _number(value)) is not None:
-            left[name.replace("remaining", "")] = int(min(count, _MOST_LEFT))
+            is_used_up[name.replace("remaining", "")] = count < 1
         elif "reset" in name and (wait := _wait(value, _clock(plain, now))) is not None:
             resets[name.replace("reset", "")] = wait
-    used_up = [wait for family, wait in resets.items() if not left or left.get(family) == 0]
-    held = _held(max(used_up), max_hold) if used_up else Advice()
-    return held._replace(remaining=min(left.values(), default=None))
+    waits = [wait for name, wait in resets.items() if not is_used_up or is_used_up.get(name)]
+    return _held(max(waits), max_hold) if waits else Advice()
 
 
 def _plain(headers: Mapping[str, str]) -> dict[str, str]:
@@ -304,7 +301,7 @@ def _hold_of_limit(
     counts where it names no time to come.
     """
     for read, name in ((retry_after, "Retry-After"), (rate_limit_headers, "reset in")):
-        until_s, _, note = read(headers, now=now, max_hold=max_hold)
+        until_s, note = read(headers, now=now, max_hold=max_hold)
         if until_s:
             seconds = f"{round(until_s, 3):.12g} s" + (f" ({note})" if note else "")
             return HoldUntil(until_s, f"{why}; {name} {seconds}")
