@@ -15,7 +15,7 @@ from celery import shared_task
 
 from callqueue import GiveUp, QueuedTask, Retry, Rule, Secret, handler
 from callqueue.exceptions import AnswerCut
-from callqueue.execution import recorder, request
+from callqueue.execution import recorder, request, wire
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.security.withholding import WITHHELD
 from callqueue.states import SUCCEEDED, VOIDED
@@ -166,51 +166,37 @@ def test_an_answer_that_repeats_a_secret_says_that_it_is_not_what_came(
         assert answer.json(scrubbed=True) == {"id": 7, "key": WITHHELD}
 
 
-@pytest.mark.parametrize("status", [200, 404, 500])
-def test_the_answer_is_the_last_that_came(rules: Rules, remote: Vendor, status: int) -> None:
-    rules(r=Rule(retry=Retry(base=0)))
-    answers = iter([(503, {}, b"not yet"), (status, {}, b"then this")])
-    remote.answers["/"] = lambda: next(answers, 503)
-    call = send("r", "/", "get")
-    assert call.answer is None
-    run()
-    assert call.answer is not None
-    assert (call.answer.status, call.answer.text) == (503, "not yet")
-    run()
-    assert (call.answer.status, call.answer.text) == (status, "then this")
+NOT_YET, DONE, NOBODY = (503, {}, b"not yet"), (200, {}, b"done"), (None, {}, b"")
 
 
-def test_of_a_call_that_nobody_answered_there_is_none(rules: Rules, remote: Vendor) -> None:
-    from callqueue.execution import wire
-
-    rules(r=Rule())
-    remote.answers["/"] = wire.Answer(None, None, error="refused")
-    call = send("r", "/")
-    run()
-    assert call.attempts.get().response_size is None
-    assert call.answer is None
-
-
-@pytest.mark.parametrize("first", [(503, {}, b"not yet"), (200, {}, b"done")])
-def test_an_earlier_answer_is_none_of_a_call_whose_last_attempt_had_none(
-    rules: Rules, remote: Vendor, first: Any
+@pytest.mark.parametrize(
+    "came",
+    [
+        (NOT_YET, DONE),
+        (NOT_YET, (404, {}, b"then this")),
+        (NOT_YET, (500, {}, b"then this")),
+        (NOBODY,),
+        (NOT_YET, NOBODY),
+        (DONE, NOBODY),
+    ],
+)
+def test_the_answer_is_that_of_the_last_attempt_and_none_where_nobody_answered_it(
+    rules: Rules, remote: Vendor, came: Any
 ) -> None:
-    from callqueue.execution import wire
-
     rules(r=Rule(retry=Retry(base=0)))
-    nobody = wire.Answer(None, None, error="refused")
-    answers = iter([first, nobody])
-    remote.answers["/"] = lambda: next(answers, nobody)
     call = send("r", "/", "get")
-    run()
-    assert call.answer is not None
-    assert call.answer.status == first[0]
-    call.refresh_from_db()
-    if call.status == Status.DONE:
-        call.requeue(again=True)
-    run()
-    assert call.attempts.count() == 2
     assert call.answer is None
+    for count, (status, headers, body) in enumerate(came, 1):
+        nobody = wire.Answer(None, None, error="refused")
+        remote.answers["/"] = (status, headers, body) if status else nobody
+        call.refresh_from_db()
+        if call.status == Status.DONE:
+            call.requeue(again=True)
+        run()
+        assert call.attempts.count() == count
+        answer = call.answer
+        assert (answer and (answer.status, answer.body)) == (status and (status, body))
+        assert (call.attempts.get(number=count).response_size is None) is (answer is None)
 
 
 def test_the_answer_stays_while_the_next_attempt_is_under_way_or_never_was(
