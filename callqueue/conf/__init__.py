@@ -23,7 +23,6 @@ from django.core.signals import setting_changed
 from callqueue.conf.reader import (
     DEFAULTS,
     NAMES_OF_STATUS,
-    OTHER_HOSTS,
     STATUS_NAMES,
     Reader,
 )
@@ -55,7 +54,6 @@ class Config:
     in_workers: int
     release_lease: float
     grace: float
-    other_hosts: str = "pass"
 
     @property
     def rules(self) -> Mapping[str, Rule]:
@@ -135,6 +133,5 @@ def _read() -> tuple[Config, list[str]]:
         in_workers=int(dispenser["IN_WORKERS"]),
         release_lease=leases["RELEASE"],
         grace=leases["GRACE"],
-        other_hosts=reader.choice("OTHER_HOSTS", OTHER_HOSTS),
     )
     return config, reader.wrong

@@ -34,7 +34,6 @@ STATUS_NAMES = {
 NAMES_OF_STATUS = {number: name for name, number in STATUS_NAMES.items()}
 _WEEK, _MONTH = timedelta(days=7), timedelta(days=30)
 # what becomes of a client's request to a host that no rule names
-OTHER_HOSTS = ("pass", "refuse")
 DEFAULTS: dict[str, Any] = {
     "RULES": {"default": Rule(limits=[SlidingWindow("100/h")])},
     "ROUTER": None,
@@ -54,7 +53,6 @@ DEFAULTS: dict[str, Any] = {
     "MAX_CALL_BYTES": 262144,
     "MAX_RESPONSE_BYTES": 1048576,
     "KEEP_RESPONSE_BYTES": 65536,
-    "OTHER_HOSTS": "pass",
     "DISPENSER": {"INTERVAL": 1.0, "POLL": 0.05, "IN_WORKERS": 8},
     "LEASE": {"RELEASE": 300, "GRACE": 30},
 }
@@ -217,13 +215,6 @@ class Reader:
             return value
         self.note(key, f"is not a whole number of {unit} of at least {least}")
         return int(DEFAULTS[key])
-
-    def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        value = self.values[key]
-        if value in choices:
-            return str(value)
-        self.note(key, f"is not one of {', '.join(map(repr, choices))}")
-        return str(DEFAULTS[key])
 
     def numbers(self, key: str, least: Mapping[str, float]) -> dict[str, float]:
         numbers = dict(DEFAULTS[key])

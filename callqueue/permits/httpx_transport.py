@@ -61,9 +61,9 @@ class PermitTransport(_Transport, BaseTransport):
     """A transport of httpx2 or httpx that makes each request under a permit.
 
     `rule`: under which; without it the rule whose hosts name the request's, and hosts without a
-    rule go as `CALLQUEUE["OTHER_HOSTS"]` says. `key`, `cost`, `priority`, `wait`, `lease`, `label`:
-    see `callqueue.permit`. `transport`: what sends them; else the library's `HTTPTransport`, made
-    with the other arguments. Raises NotNow where no permit is to be had within `wait`.
+    rule pass. `key`, `cost`, `priority`, `wait`, `lease`, `label`: see `callqueue.permit`.
+    `transport`: what sends them; else the library's `HTTPTransport`, made with the other arguments.
+    Raises NotNow where no permit is to be had within `wait`.
     """
 
     _default = "HTTPTransport"

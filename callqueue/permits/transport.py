@@ -14,8 +14,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 
-from callqueue import conf
-from callqueue.exceptions import InvalidCall, NotAllowed
+from callqueue.exceptions import InvalidCall
 from callqueue.execution import judging
 from callqueue.execution.request import scrubbed
 from callqueue.execution.wire import Answer
@@ -24,16 +23,10 @@ from callqueue.permits.granted import Permit
 from callqueue.permits.permit import begin
 from callqueue.transitions import Result
 
-PASS, REFUSE = conf.OTHER_HOSTS
-
 
 def wanted(options: Options, url: str) -> Wanted | None:
     """The permit that a request needs; None where its host has no rule, and passes."""
-    if options.rule is None and rule_of(url) is None:
-        if conf.current().other_hosts == REFUSE:
-            raise NotAllowed("no rule names this host, and CALLQUEUE['OTHER_HOSTS'] refuses it")
-        return None
-    return options.wanted(url)
+    return options.wanted(url) if options.rule is not None or rule_of(url) else None
 
 
 def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False) -> Result:
@@ -68,8 +61,8 @@ class PermitAdapter(HTTPAdapter):
     """A transport of `requests` that makes each request under a permit.
 
     `rule`: under which; without it the rule whose hosts name the request's, and hosts without a
-    rule go as `CALLQUEUE["OTHER_HOSTS"]` says. `key`, `cost`, `priority`, `wait`, `lease`, `label`:
-    see `callqueue.permit`. The rest is HTTPAdapter's, but for `max_retries`, which is refused.
+    rule pass. `key`, `cost`, `priority`, `wait`, `lease`, `label`: see `callqueue.permit`. The rest
+    is HTTPAdapter's, but for `max_retries`, which is refused.
     Raises NotNow where no permit is to be had within `wait`.
     """
 

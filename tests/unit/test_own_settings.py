@@ -49,7 +49,6 @@ REASONS = {
     "dispatch/choosing.py:may_be_behind": OWN,
     "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
     "dispatch/release_pass.py:_conclude": OWN,
-    "permits/transport.py:wanted": "what its own code may ask for",
     "permits/asking.py:Options.wanted": "what its own code may ask for; the pass decides",
     "permits/asking.py:rule_of": "what its own code may ask for",
     "permits/httpx_transport.py:_Body.__init__": OWN,
