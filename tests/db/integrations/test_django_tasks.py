@@ -356,17 +356,6 @@ def test_the_class_of_an_error_is_one_that_is_there(said: str) -> None:
     )
 
 
-def test_a_task_that_is_gone_fails_saying_so() -> None:
-    add.enqueue(1)
-    call = CallQueue.objects.get()
-    call.call_data["params"]["path"] = "tests.db.integrations.test_django_tasks.gone"
-    call.save()
-    run_callqueue()
-    call.refresh_from_db()
-    assert call.status == CallQueue.Status.FAILED
-    assert "gone" in call.error_message
-
-
 def test_what_is_stored_is_plain_json() -> None:
     add.enqueue(1, b=2)
     assert json.loads(json.dumps(CallQueue.objects.get().call_data))["params"]["args"] == [1]

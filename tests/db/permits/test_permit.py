@@ -129,18 +129,6 @@ def test_a_permit_settles_for_what_it_cost(rules: Rules) -> None:
         pass
 
 
-def test_tallied_limits_learn_what_a_permit_cost(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens", per="key")]))
-    with callqueue.permit("r", key="a", cost={"tokens": 90}) as permit:
-        permit.settle({"tokens": 10})
-    with callqueue.permit("r", key="a", cost={"tokens": 90}, wait=0) as permit:
-        permit.settle({"tokens": 80})
-    with pytest.raises(NotNow), callqueue.permit("r", key="a", cost={"tokens": 11}, wait=0):
-        pytest.fail("over the limit")
-    with callqueue.permit("r", key="a", cost={"tokens": 10}, wait=0):
-        pass
-
-
 def test_a_permit_lays_a_hold_that_calls_and_permits_mind(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
     with callqueue.permit("r") as permit:

@@ -4,7 +4,6 @@ answer is judged as a worker judges it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -161,17 +160,6 @@ def test_a_stream_is_not_read(httpx: Any, rules: Rules, stub: str) -> None:
         assert not response.is_closed
         assert outcomes() == [("succeeded", 200)]
         assert response.read() == b'{"usage": 7}'
-
-
-def test_a_coroutine_in_a_test(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-
-    async def one() -> int:
-        async with callqueue.apermit("r") as permit:
-            await asyncio.sleep(0)
-            return permit.attempt_id
-
-    assert CallAttempt.objects.get(pk=async_to_sync(one)()).finished_at is not None
 
 
 def test_the_client_gets_the_answer_as_it_is(httpx: Any, rules: Rules, stub: str) -> None:
