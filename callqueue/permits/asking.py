@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from callqueue import conf
+from callqueue import conf, states
 from callqueue.exceptions import InvalidCall
-from callqueue.limits.budgets import Cost
 from callqueue.limits.rules import Rule
-from callqueue.sending import intake, validation
+from callqueue.sending import intake
 from callqueue.texts import storable
 
 LONGEST_LABEL = 100
@@ -20,19 +19,14 @@ HIGHEST = 32767  # priority
 
 @dataclass(frozen=True)
 class Wanted:
-    """A permit as it was asked for. `wait` and `lease` are seconds; `wait` None: as long as it
-    takes.
+    """A permit as it was asked for: its call's columns. `wait` and `lease` are seconds; `wait`
+    None: as long as it takes.
     """
 
-    rule_name: str
+    call: Mapping[str, Any] = field(repr=False)
     rule: Rule
-    key: str
-    cost: Cost
-    priority: int
     wait: float | None
     lease: float
-    label: str
-    shown_label: str  # in lists, where labels are not to be encrypted
 
 
 @dataclass(frozen=True)
@@ -56,23 +50,21 @@ class Options:
         config = conf.current()
         name = self.rule if self.rule is not None else rule_of(url) or "default"
         rule, priority, lease = config.rule(name), self.priority, self.lease
-        key = validation.check_key(self.key)
-        intake.check_key_parts(key, rule, name)
-        cost = validation.check_cost(self.cost)
-        intake.check_admissible(cost, name, config)
+        priority = min(rule.priority + 1, HIGHEST) if priority is None else priority
+        request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)
         label = _label(self.label)
+        shown = "" if config.encryption_keys else label  # in lists, which are not encrypted
+        call = {
+            **intake.arguments(request, name, config),
+            "method": states.PERMIT,
+            "call_data": {"method": states.PERMIT, "params": {"label": label}},
+            "path": shown,
+        }
         return Wanted(
-            rule_name=name,
-            rule=rule,
-            key=key,
-            cost=cost,
-            priority=min(rule.priority + 1, HIGHEST)
-            if priority is None
-            else validation.check_priority(priority),
+            call,
+            rule,
             wait=None if self.wait is None else _seconds("wait", self.wait, least=0.0),
             lease=config.lease(rule) if lease is None else _seconds("lease", lease, least=0.1),
-            label=label,
-            shown_label="" if config.encryption_keys else label,
         )
 
 

@@ -81,7 +81,9 @@ class Waiter:
         self.using: str = router.db_for_write(tables.CallQueue)
         self.wanted, self.wait = wanted, wanted.wait
         self.worker = _name()
-        self._takes_turns = bool(wanted.key) or any(one.is_keyed for one in wanted.rule.limits)
+        self.rule, self.key = wanted.call["rule"], wanted.call["key"]
+        self.priority: int = wanted.call["priority"]
+        self._takes_turns = bool(self.key) or any(one.is_keyed for one in wanted.rule.limits)
         self.began = now()
         self.pk: int | None = None  # its row, as far as is known
         self.due_at: datetime | None = None
@@ -231,16 +233,16 @@ class Waiter:
             if self.pk is not None:
                 self._is_passing = False
                 return None
-        conf.current().rule(wanted.rule_name)  # UnknownRule where the settings have it no more
+        conf.current().rule(self.rule)  # UnknownRule where the settings have it no more
         party = _parties.setdefault(using, Party(using))
         known = party.book
         book = party.brought_up(conf.current().book, is_outdated=self._is_outdated)
         if book is not known or self._streak.locked:
-            release_pass.ensure_states(using, book.groups[wanted.rule_name])
+            release_pass.ensure_states(using, book.groups[self.rule])
         lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
         maker = OwnCall(
-            wanted.rule_name,
-            wanted.priority,
+            self.rule,
+            self.priority,
             wanted.lease,
             lead,
             self._stand,
@@ -250,7 +252,7 @@ class Waiter:
         try:
             done = release_pass.release(
                 using,
-                book.groups[wanted.rule_name],
+                book.groups[self.rule],
                 book,
                 last=self._streak,
                 begins=Begins(self.worker, claim.READS),
@@ -272,8 +274,7 @@ class Waiter:
         until = at + timedelta(seconds=within)
         self._beat_at = now() + BEAT
         if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
-            wanted = self.wanted
-            ready_calls.wake_key(self.using, wanted.rule_name, wanted.priority, wanted.key)
+            ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
         self._waits = self.pk is None or self._is_kept_alive(self.pk, until)
         if not self._waits or self.pk is not None:
             return self.pk if self._waits else None
@@ -362,19 +363,11 @@ class Waiter:
 
     def _inserted(self, due_at: datetime, expires_at: datetime) -> int:
         """Have it wait; its row's primary key."""
-        wanted = self.wanted
         columns = {
-            "rule": wanted.rule_name,
-            "key": wanted.key,
-            "priority": wanted.priority,
-            "cost": wanted.cost,
-            "method": states.PERMIT,
-            "call_data": {"method": states.PERMIT, "params": {"label": wanted.label}},
-            "path": wanted.shown_label,
+            **self.wanted.call,
             "idempotency_key": self._identity,
             "due_at_dt": due_at,
             "expires_at_dt": expires_at,
-            "ready": True,
         }
         row = database.new_object(tables.CallQueue, columns)
         database.insert_objects(tables.CallQueue, self.using, [row], batch_size=1)
@@ -398,13 +391,13 @@ class Waiter:
 
         Where keys have limits of their own, only those of its key go before it.
         """
-        using, wanted = self.using, self.wanted
+        using, priority = self.using, self.priority
         calls, attempts = (tables.name(using, model) for model in ("CallQueue", "CallAttempt"))
         at, shown = (database.as_parameter(using, one) for one in (due_at, now))
-        is_rival, rival = "o.rule = %s", [wanted.rule_name]
-        if any(limit.is_keyed for limit in wanted.rule.limits):
+        is_rival, rival = "o.rule = %s", [self.rule]
+        if any(limit.is_keyed for limit in self.wanted.rule.limits):
             is_rival += f" AND o.{database.quoted(using, 'key')} = %s"
-            rival.append(wanted.key)
+            rival.append(self.key)
         rivals = (
             f"SELECT 1 FROM {calls} o WHERE o.method = '{states.PERMIT}' AND o.ready AND o.status "
             f"IN ({database.listed(states.WAITING)}) AND {is_rival} AND (o.priority > %s OR "
@@ -416,7 +409,7 @@ class Waiter:
             f"SELECT c.status, c.error_message, (SELECT MAX(a.id) FROM {attempts} a WHERE "
             f"a.call_id = c.id AND a.finished_at IS NULL), (SELECT COUNT(*) FROM ({rivals}) r) "
             f"FROM {calls} c WHERE c.id = %s",
-            [*rival, wanted.priority, wanted.priority, at, at, pk, shown, pk],
+            [*rival, priority, priority, at, at, pk, shown, pk],
         )
         return Seen(*found[0]) if found else None
 

@@ -93,7 +93,7 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
     if routed is None:
         return None
     name = rule_of_host(host, config) or "default" if routed.rule is None else routed.rule
-    arguments = _arguments(routed, name, config)
+    given = arguments(routed, name, config)
     return database.new_object(
         tables.CallQueue,
         {
@@ -102,19 +102,19 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
             "host": host,
             "path": _path(data) if host and not config.encryption_keys else "",
             "trace_context": telemetry.current(),
-            "active_key": arguments["unique_key"],
-            **arguments,
+            "active_key": given["unique_key"],
+            **given,
         },
     )
 
 
-def _arguments(request: CallRequest, name: str, config: conf.Config) -> dict[str, Any]:
+def arguments(request: CallRequest, name: str, config: conf.Config) -> dict[str, Any]:
     """The row's columns that come from send's arguments beside call_data, checked in turn."""
     rule = config.rule(name)
     key = validation.check_key(request.key)
-    check_key_parts(key, rule, name)
+    _check_key_parts(key, rule, name)
     cost = validation.check_cost(1 if request.cost is None else request.cost)
-    check_admissible(cost, name, config)
+    _check_admissible(cost, name, config)
     if request.not_before is not None or request.expires_at is not None:
         validation.check_times(timezone.now(), request.not_before, request.expires_at)
     priority = request.priority
@@ -201,7 +201,7 @@ def _path(data: Mapping[str, Any]) -> str:
     return str(redact_url(path) if "=" in path or "@" in path else path)[:255]
 
 
-def check_key_parts(key: str, rule: Rule, name: str) -> None:
+def _check_key_parts(key: str, rule: Rule, name: str) -> None:
     """A plain key under limits that are all per named keys would count nowhere: say so."""
     pers = {limit.per for limit in rule.limits if limit.is_keyed}
     if key and not key.startswith("{") and pers and "key" not in pers:
@@ -212,7 +212,7 @@ def check_key_parts(key: str, rule: Rule, name: str) -> None:
         )
 
 
-def check_admissible(cost: Any, name: str, config: conf.Config) -> None:
+def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
     """Refuse a cost that some limit of the rule never admits."""
     for budget in config.book.budgets[name]:
         wanted = cost_of(cost, budget.limit.unit)
