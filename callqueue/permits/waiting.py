@@ -11,9 +11,7 @@ wait: each makes a pass now and then, the less often the more go before it.
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -21,7 +19,7 @@ from uuid import UUID, uuid4
 
 from django.db import router
 
-from callqueue import clocks, conf, database, forecast, states, tables, texts, transitions
+from callqueue import clocks, conf, database, forecast, states, tables, transitions
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK
@@ -80,7 +78,7 @@ class Waiter:
     def __init__(self, wanted: Wanted) -> None:
         self.using: str = router.db_for_write(tables.CallQueue)
         self.wanted, self.wait = wanted, wanted.wait
-        self.worker = _name()
+        self.worker = f"{states.OF_PERMITS}{claim.name_worker()}"
         self.rule, self.key = wanted.call["rule"], wanted.call["key"]
         self.priority: int = wanted.call["priority"]
         self._takes_turns = bool(self.key) or any(one.is_keyed for one in wanted.rule.limits)
@@ -441,9 +439,3 @@ def _growing(bounds: tuple[float, float], times: int) -> float:
     """Seconds that double each time, about: those who wait do not all wake at once."""
     least, most = bounds
     return min(most, least * 2.0 ** min(times, 10)) * random.uniform(0.5, 1.0)
-
-
-def _name() -> str:
-    """What no other waiter is called."""
-    host = texts.storable(socket.gethostname())[:60]
-    return f"{states.OF_PERMITS}{host}:{os.getpid()}:{uuid4().hex[:16]}"
