@@ -21,7 +21,7 @@ from callqueue.ledger import ready_calls
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
 from tests.support.behaviour import Vendor, release, run, send
-from tests.support.starving import no_descriptors
+from tests.support.starving import few_threads, no_descriptors
 
 Rules = Callable[..., None]
 NEARBY = {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "ALLOWED_HOSTS": ["*"]}
@@ -144,22 +144,14 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     """Their leases run: whoever waits for a thread until they end was never sent, and taken for
     lost.
     """
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "callqueue-calls":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
     for _ in range(3):
         send("r")
     release()
     ids = list(CallAttempt.objects.values_list("pk", flat=True))
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, few_threads(flight.NAME):
         pool.submit(in_flight.take, "default", ids, make_api_call).result(20)
-    in_flight.land(seconds=20)
+        in_flight.land(seconds=20)
     assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"voided"}
     assert CallQueue.objects.new().count() == 3
     assert remote.requests == []
@@ -172,21 +164,13 @@ def test_a_process_that_has_no_thread_for_its_calls_gives_them_back_and_keeps_it
     remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it takes message after message, and each is charged until its lease ends."""
-    start, rested = threading.Thread.start, list[float | None]()
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "callqueue-flight":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
+    rested = list[float | None]()
     monkeypatch.setattr(starvation.pause, "rest", rested.append, raising=False)
     send("r")
     release()
     ids = list(CallAttempt.objects.values_list("pk", flat=True))
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with ThreadPoolExecutor() as pool:
-            assert pool.submit(in_flight.take, "default", ids, make_api_call).result(20) == 0
+    with few_threads("callqueue-flight"), ThreadPoolExecutor() as pool:
+        assert pool.submit(in_flight.take, "default", ids, make_api_call).result(20) == 0
     assert list(CallAttempt.objects.values_list("outcome", flat=True)) == ["voided"]
     assert CallQueue.objects.new().count() == 1
     assert starvation.pause.is_on

@@ -43,7 +43,7 @@ from tests.support.peer import (
     once,
     within,
 )
-from tests.support.starving import no_descriptors
+from tests.support.starving import few_threads, no_descriptors
 
 
 def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
@@ -587,15 +587,8 @@ def test_what_the_kernel_has_no_more_of_is_told_from_what_is_the_other_sides(
     assert answer.starved == answer.dropped == (error in WANTS)
 
 
-def test_without_a_thread_to_look_a_name_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "callqueue-lookup":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+@few_threads("callqueue-lookup")
+def test_without_a_thread_to_look_a_name_up() -> None:
     assert is_starved(call("http://localhost:1/"))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from callqueue.execution import flight
+from callqueue.execution.flight import NAME
+from tests.support.starving import few_threads
 
 
 def made(jobs: list[Any], work: Any, threads: int = 1) -> tuple[list[Any], list[Any]]:
@@ -45,22 +47,9 @@ def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
     assert sorted(raised) == sorted(bad)
 
 
-def _allow_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """So many for calls, and no more."""
-    start, started = threading.Thread.start, list[threading.Thread]()
-
-    def start_few(thread: threading.Thread) -> None:
-        if thread.name == "callqueue-calls" and len(started) == count:
-            raise RuntimeError("can't start new thread")
-        started.extend([thread] if thread.name == "callqueue-calls" else [])
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_few)
-
-
-def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+@few_threads(NAME, 2)
+def test_jobs_wait_for_the_threads_that_there_are() -> None:
     """A container may have a limit of its own, and every call in flight is a thread."""
-    _allow_threads(monkeypatch, 2)
     together = threading.Barrier(2)
 
     def work(job: int) -> int:
@@ -72,12 +61,12 @@ def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatc
     assert not raised
 
 
+@few_threads(NAME, 2)
 def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_leases_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those that a thread has go on; and the process is known to have no more threads."""
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
-    _allow_threads(monkeypatch, 2)
     goes, bell = threading.Event(), queue.SimpleQueue[Any]()
     jobs: list[Any] = list(range(8))
     crew = flight.Crew(lambda job: goes.wait(20) and job, lambda: bell.put(None))
@@ -97,11 +86,11 @@ def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_lease
     assert crew.most() == math.inf  # it is tried again
 
 
+@few_threads(NAME, 1)
 def test_jobs_that_come_after_others_were_handed_back_have_not_waited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
-    _allow_threads(monkeypatch, 1)
     goes = threading.Event()
     crew = flight.Crew(lambda job: goes.wait(20) and job, lambda: None)
     jobs: list[Any] = [0, 1, 2]
