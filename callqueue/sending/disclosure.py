@@ -17,7 +17,7 @@ from callqueue.security import secrets
 from callqueue.security.addresses import host_refusal
 from callqueue.security.secrets import Secret, SecretContext, SecretError
 from callqueue.security.withholding import withhold
-from callqueue.sending import validation
+from callqueue.sending.call_data import Reach, check_params, check_url
 
 
 def disclose(
@@ -35,7 +35,7 @@ def disclose(
             if method in HTTP_METHODS:
                 asking.go_to(params.get("url"))
             resolved = secrets.resolve(params, asking.value_of)
-        validation.check_params(method, resolved, _reach())
+        check_params(method, resolved, _reach())
     except InvalidCall as error:
         raise InvalidCall(error.field, withhold(error.why, asking.values.values())) from None
     except NotAllowed as error:
@@ -51,9 +51,9 @@ def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ..
         return ()
 
 
-def _reach() -> validation.Reach:
+def _reach() -> Reach:
     settings = conf.current()
-    return validation.Reach(settings.allowed_hosts, settings.allowed_networks)
+    return Reach(settings.allowed_hosts, settings.allowed_networks)
 
 
 class _Asking:
@@ -68,7 +68,7 @@ class _Asking:
         """Learn where the call goes; its URL may be a secret, which is asked for first."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
-        self.host, self.port = validation.check_url(address, _reach())
+        self.host, self.port = check_url(address, _reach())
         if is_secret:
             self._check_host(url.name)
 

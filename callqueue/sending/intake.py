@@ -26,6 +26,7 @@ from callqueue.limits.rules import Discard, Route, Rule
 from callqueue.security import addresses
 from callqueue.security.redaction import redact_url
 from callqueue.sending import validation
+from callqueue.sending.call_data import Reach, check_call_data
 from callqueue.texts import suggest
 
 if TYPE_CHECKING:
@@ -82,10 +83,10 @@ def accept_many(
 def prepare(request: CallRequest) -> tables.CallQueue | None:
     """The unsaved row of a request, checked in every respect; None where the router discards it."""
     config = conf.current()
-    data, host = validation.check_call_data(
+    data, host = check_call_data(
         request.call_data,
         methods=methods,
-        reach=validation.Reach(config.allowed_hosts, config.allowed_networks),
+        reach=Reach(config.allowed_hosts, config.allowed_networks),
         secret_names=config.secrets.keys(),
         max_bytes=config.max_call_bytes,
     )

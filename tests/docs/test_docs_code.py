@@ -133,10 +133,10 @@ def test_every_argument_of_send_is_in_the_reference() -> None:
 
 
 def test_every_parameter_of_a_call_is_in_the_reference() -> None:
-    from callqueue.sending import validation
+    from callqueue.sending import call_data
 
-    names = [*validation.HTTP_PARAMS, *validation.ELSEWHERE]
-    names += [*validation.EMAIL_PARAMS, *validation.TASK_PARAMS]
+    names = [*call_data.HTTP_PARAMS, *call_data.ELSEWHERE]
+    names += [*call_data.EMAIL_PARAMS, *call_data.TASK_PARAMS]
     assert unnamed(names, page("sending.md")) == []
 
 

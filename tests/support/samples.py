@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from callqueue.exceptions import InvalidCall
 from callqueue.handlers import HTTP_METHODS
 from callqueue.security.secrets import Secret
-from callqueue.sending.validation import Reach, check_call_data
+from callqueue.sending.call_data import Reach, check_call_data
 
 URL = "https://api.example.com/v1"
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

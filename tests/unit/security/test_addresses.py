@@ -304,7 +304,7 @@ def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(
     """By `send` and by the HTTP client alike."""
     from callqueue.exceptions import NotAllowed
     from callqueue.limits.rules import is_place_pattern
-    from callqueue.sending.validation import Reach, check_url
+    from callqueue.sending.call_data import Reach, check_url
 
     assert is_place_pattern(pattern)
     place = addresses.place_of(url)

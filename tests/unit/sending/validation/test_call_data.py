@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.security.secrets import Secret, marked, unmarked
-from callqueue.sending.validation import check_params
+from callqueue.sending.call_data import check_params
 from tests.support.samples import (
     ANYWHERE,
     URL,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.security import addresses
-from callqueue.sending.validation import Reach, check_url
+from callqueue.sending.call_data import Reach, check_url
 from tests.support import samples
 from tests.support.samples import ANYWHERE, URL, checked, http, refused
 

@@ -14,7 +14,7 @@ from callqueue import states
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS
 from callqueue.security.addresses import Unreadable, place_of, place_refusal
-from callqueue.sending.validation.values import (
+from callqueue.sending.validation import (
     TASK_NAME,
     is_secret,
     kind_of,
