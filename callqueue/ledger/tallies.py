@@ -113,9 +113,7 @@ class Tallies:
 
     def advance(self) -> None:
         """Take away what has left since the last pass, and see what leaves next. Once a pass."""
-        if self.is_behind:
-            (found,) = tally_rows.left(self.using, [self.leaving()])
-            self.let_leave(found)
+        advance(self.using, [self])
 
     @property
     def is_behind(self) -> bool:
@@ -131,7 +129,6 @@ class Tallies:
         """Advance by what was found."""
         self._has_advanced = True
         begin, end = self.kept.left, self.horizon()
-        self.load(value for value, _, _ in found)
         for value, ended, cost in found:
             if ended <= end:
                 self.take_away(value, ended, cost)
@@ -437,16 +434,15 @@ def tallies_of(
     """
     found = [OF_KINDS[type(b.limit)](using, b, now, known, until) for b, known in kept]
     anew = [one for one in found if one.is_anew]
-    ends = [(one.budget, one.counts_from()) for one in anew]
-    asked = [tally_rows.Leaving(budget, end, end, end) for budget, end in ends]
+    asked = [(one.budget, one.counts_from()) for one in anew]
     for one, charged in zip(anew, tally_rows.charged(using, asked), strict=True):
         one.recount(charged)
     return found
 
 
 def advance(using: str, tallies: Iterable[Tallies]) -> None:
-    """Take away from each what has left it since the last pass: see `Tallies.advance`. Two
-    statements for most of them together.
+    """Take away from each what has left it since the last pass, and see what leaves next: once a
+    pass. Two statements for most of them together.
     """
     behind = [one for one in tallies if one.is_behind]
     found = tally_rows.left(using, [one.leaving() for one in behind])

@@ -5,7 +5,7 @@ value of its `per`. The tallies themselves are in tallies.py. Instants are micro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -16,8 +16,6 @@ from callqueue.database import as_parameter, from_us, instant_us, loaded, places
 from callqueue.limits.budgets import Budget, Former, cost_of, costs_more
 from callqueue.limits.kinds import SECOND, Limit
 
-PARTS = 250  # budgets that one statement asks about
-ENDED = "finished_at > %s AND finished_at <= %s"
 SLOTS = 240  # parts of a bucket's window that a recount tells apart
 CORRECTIONS = 1000  # corrections that one statement takes in
 Stored = tuple[str, int, Us, int]  # a tally's row: value, used, full_at, pk
@@ -87,12 +85,13 @@ class Leaving(NamedTuple):
 
 
 def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
-    """What left each of these budgets: (value, ended, cost). A statement for PARTS of them.
+    """What left each of these budgets: (value, ended, cost). A statement for many of them.
 
     What is still to be corrected stays: whoever corrects it takes it away.
     """
     found: list[list[tuple[str, Us, int]]] = [[] for _ in asked]
-    for place, told, ended, spent in _by_layers(using, asked, _left_sql):
+    selects = [_left_sql(using, place, one) for place, one in enumerate(asked)]
+    for place, told, ended, spent in database.of_each(using, selects):
         value = _value(asked[place].budget, told)
         found[place].append((value, instant_us(ended), int(spent or 0)))
     for listed in found:
@@ -100,115 +99,60 @@ def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]
     return found
 
 
-def _by_layers(
-    using: str, asked: Sequence[Leaving], sql_of: Callable[..., tuple[str, list[Any]]]
-) -> Iterator[tuple[Any, ...]]:
-    """The rows of these statements, with the place of what was asked in front. A statement for
-    PARTS of them.
-    """
-    for first in range(0, len(asked), PARTS):
-        some = range(first, min(len(asked), first + PARTS))
-        layers = _apart([(place, asked[place]) for place in some])
-        parts, params = list[str](), list[Any]()
-        for number, layer in enumerate(layers):
-            sql, own = sql_of(using, list(layer.values()), number)
-            parts.append(sql)
-            params += own
-        places_of = [
-            {rule: place for place, one in layer.items() for rule in one.budget.rules}
-            for layer in layers
-        ]
-        for number, rule, *rest in rows(using, " UNION ALL ".join(parts), params):
-            yield places_of[number][rule], *rest
-
-
-def _apart(asked: Iterable[tuple[int, Leaving]]) -> list[dict[int, Leaving]]:
-    """What is asked, by place, in as few layers as will do: in each all is summed up alike, and no
-    rule has two budgets. One scan of an index reads a layer; as many SELECTs would have to be
-    planned one by one.
-    """
-    layers: list[tuple[Any, set[str], dict[int, Leaving]]] = []
-    for place, one in asked:
-        limit, rules = one.budget.limit, one.budget.rules
-        alike = limit.is_per_rule, limit.is_per_queue, limit.unit
-        for summed, taken, layer in layers:
-            if summed == alike and taken.isdisjoint(rules):
-                taken.update(rules)
-                layer[place] = one
-                break
-        else:
-            layers.append((alike, set(rules), {place: one}))
-    return [layer for _, _, layer in layers]
-
-
-def _left_sql(using: str, asked: Sequence[Leaving], number: int) -> tuple[str, list[Any]]:
-    """What left budgets of one layer. Its rows begin with the layer's number and the rule."""
-    column, (cost, of_cost) = _column(using, asked[0].budget), _cost_sql(using, asked[0].budget)
-    ended = f"(rule IN ({{}}) AND {ENDED})"
-    within, of_within = list[str](), list[Any]()
-    apart, of_apart = list[str](), list[Any]()
-    for one in asked:
-        rules = one.budget.rules
-        since, by, told_apart = _parameters(using, one.begin, one.ahead, one.end)
-        within.append(ended.format(places(rules)))
-        of_within += [*rules, since, by]
-        if one.ahead > one.end:
-            apart.append(ended.format(places(rules)))
-            of_apart += [*rules, told_apart, by]
-    grouped = f", CASE WHEN {' OR '.join(apart)} THEN finished_at END" if apart else ""
+def _left_sql(using: str, place: int, one: Leaving) -> tuple[str, list[Any]]:
+    column, (cost, of_cost) = _column(using, one.budget), _cost_sql(using, one.budget)
+    since, by, told_apart = _parameters(using, one.begin, one.ahead, one.end)
+    apart, of_apart = "", list[Any]()
+    if one.ahead > one.end:
+        apart, of_apart = ", CASE WHEN finished_at > %s THEN finished_at END", [told_apart]
     sql = (
-        f"SELECT {number}, rule, {column}, MAX(finished_at), SUM({cost}) "
-        f"FROM {attempts_table(using)} WHERE ({' OR '.join(within)}) "
-        f"AND outcome <> %s AND NOT correction_pending GROUP BY rule, {column}{grouped}"
+        f"SELECT {place}, {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
+        f"WHERE rule IN ({places(one.budget.rules)}) AND finished_at > %s AND finished_at <= %s "
+        f"AND outcome <> %s AND NOT correction_pending GROUP BY {column}{apart}"
     )
-    return sql, [*of_cost, *of_within, states.VOIDED, *of_apart]
+    return sql, [*of_cost, *one.budget.rules, since, by, states.VOIDED, *of_apart]
 
 
 def stored(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Stored]]:
-    """The rows of these values, by budget. A statement for PARTS budgets."""
-    found: dict[str, list[Stored]] = {}
-    table, value = tables.name(using, "Tally"), quoted(using, "value")
-    names = list(wanted)
-    for first in range(0, len(names), PARTS):
-        some = names[first : first + PARTS]
-        where = " OR ".join(f"budget = %s AND {value} IN ({places(wanted[name])})" for name in some)
-        params = [one for name in some for one in (name, *wanted[name])]
-        sql = f"SELECT budget, {value}, used, full_at, id FROM {table} WHERE {where}"
-        _collect(found, rows(using, sql, params))
-    return found
+    """The rows of these values, by budget. A statement for many budgets."""
+    select, value = _stored_sql(using), quoted(using, "value")
+    selects = [
+        (f"{select} AND {value} IN ({places(values)})", [name, *values])
+        for name, values in wanted.items()
+    ]
+    return _collected(database.of_each(using, selects))
 
 
 def fullest(using: str, names: Sequence[str], most: int) -> dict[str, list[Stored]]:
-    """The rows of these budgets that are charged most, `most` of each. A statement for PARTS of
-    them.
-    """
+    """The rows of these budgets that are charged most, `most` of each. A statement for many."""
+    first = f"{_stored_sql(using)} ORDER BY full_at DESC, used DESC LIMIT {most}"
+    select = f"SELECT * FROM ({first}) AS fullest"
+    return _collected(database.of_each(using, [(select, [name]) for name in names]))
+
+
+def _stored_sql(using: str) -> str:
+    columns = f"budget, {quoted(using, 'value')}, used, full_at, id"
+    return f"SELECT {columns} FROM {tables.name(using, 'Tally')} WHERE budget = %s"
+
+
+def _collected(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
     found: dict[str, list[Stored]] = {}
-    value, table = quoted(using, "value"), tables.name(using, "Tally")
-    one = (
-        f"SELECT * FROM (SELECT budget, {value}, used, full_at, id FROM {table} "
-        f"WHERE budget = %s ORDER BY full_at DESC, used DESC LIMIT {most}) AS fullest"
-    )
-    for first in range(0, len(names), PARTS):
-        some = names[first : first + PARTS]
-        _collect(found, rows(using, " UNION ALL ".join([one] * len(some)), list(some)))
+    for budget, value, used, full_at, pk in listed:
+        found.setdefault(budget, []).append((value, int(used), Us(full_at), int(pk)))
     return found
 
 
-def _collect(found: dict[str, list[Stored]], listed: Iterable[Sequence[Any]]) -> None:
-    for budget, value, used, full_at, pk in listed:
-        found.setdefault(budget, []).append((value, int(used), Us(full_at), int(pk)))
-
-
-def charged(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int]]]:
-    """What is open or ended after `begin`, of each of these budgets: (value, cost). A statement for
-    PARTS of them.
+def charged(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
+    """What is open or ended after that instant, of each of these budgets: (value, cost). A
+    statement for many of them.
 
     What is to be corrected costs what it was charged, since the correction comes after; also where
     it ended before, unless it was settled after its end.
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
-    for place, told, before, count, total in _by_layers(using, asked, _charged_sql):
-        budget = asked[place].budget
+    selects = [_charged_sql(using, place, *one) for place, one in enumerate(asked)]
+    for place, told, before, count, total in database.of_each(using, selects):
+        budget, _ = asked[place]
         cost = int(total or 0)
         if before is not None:
             cost = cost_of(database.loaded(before), budget.limit.unit) * int(count)
@@ -216,26 +160,16 @@ def charged(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int]]]
     return found
 
 
-def _charged_sql(using: str, asked: Sequence[Leaving], number: int) -> tuple[str, list[Any]]:
-    """What is charged to budgets of one layer. Its rows begin with the layer's number and the
-    rule.
-    """
-    column, (cost, of_cost) = _column(using, asked[0].budget), _cost_sql(using, asked[0].budget)
-    pending = "correction_pending AND NOT settled"
-    within, params = list[str](), list[Any]()
-    for one in asked:
-        rules = places(one.budget.rules)
-        within.append(
-            f"(rule IN ({rules}) AND (finished_at IS NULL OR finished_at > %s OR ({pending})))"
-        )
-        params += [*one.budget.rules, *_parameters(using, one.begin)]
+def _charged_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str, list[Any]]:
+    column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
+    ended = "finished_at IS NULL OR finished_at > %s OR (correction_pending AND NOT settled)"
     before = "CASE WHEN correction_pending THEN charged END"
     sql = (
-        f"SELECT {number}, rule, {column}, {before}, COUNT(*), SUM({cost}) "
-        f"FROM {attempts_table(using)} WHERE ({' OR '.join(within)}) "
-        "AND (outcome <> %s OR correction_pending) GROUP BY 2, 3, 4"
+        f"SELECT {place}, {column}, {before}, COUNT(*), SUM({cost}) FROM {attempts_table(using)} "
+        f"WHERE rule IN ({places(budget.rules)}) AND ({ended}) "
+        "AND (outcome <> %s OR correction_pending) GROUP BY 2, 3"
     )
-    return sql, [*of_cost, *params, states.VOIDED]
+    return sql, [*of_cost, *budget.rules, *_parameters(using, since), states.VOIDED]
 
 
 def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple[str, int]]:
