@@ -52,27 +52,6 @@ SUMS = (
 
 
 @dataclass(frozen=True)
-class Open:
-    """Open attempts of one rule, `count` of them, that do not differ in what was asked for.
-
-    `is_told`: whether the ledger knows since when they age; `cost`: of each one; None: they cost
-    `calls` calls together. `former`: by which former rule they are charged; None: by a rule of the
-    group. Instants are of the oldest, `unbegun_since` of the oldest that no worker has begun.
-    """
-
-    former: Former | None
-    rule: str
-    key: str
-    queue: str
-    cost: Any
-    calls: int
-    count: int
-    released_at: Us
-    unbegun_since: Us | None
-    is_told: bool
-
-
-@dataclass(frozen=True)
 class Aged:
     """An attempt that ages: answered, or known to be sent. `charged`: what it was charged at its
     release, where the answer said that it cost more than that.
@@ -98,34 +77,6 @@ class Aged:
         return found
 
 
-def open_sums(
-    using: str,
-    rules: Sequence[str],
-    columns: Sequence[str],
-    formers: Sequence[Former],
-    *,
-    samples: bool,
-) -> Iterator[Open]:
-    """The open attempts of these rules, and of former ones, summed up over the columns that are to
-    be told apart; with `samples` a sample of them. One statement.
-    """
-    sql, params = _open_sums_sql(using, rules, columns, formers, samples)
-    for place, calls, count, released_at, unbegun, told, *values in rows(using, sql, params):
-        row = dict(zip(columns, values, strict=True))
-        yield Open(
-            former=formers[place - 1] if place else None,
-            rule=row["rule"],
-            key=row.get("key", ""),
-            queue=row.get("queue", ""),
-            cost=loaded(row["cost"]) if "cost" in row else None,
-            calls=int(calls or 0),
-            count=count,
-            released_at=instant_us(released_at),
-            unbegun_since=None if unbegun is None else instant_us(unbegun),
-            is_told=bool(told),
-        )
-
-
 def _open_sums_sql(
     using: str,
     rules: Sequence[str],
@@ -133,8 +84,9 @@ def _open_sums_sql(
     formers: Sequence[Former],
     samples: bool,
 ) -> tuple[str, list[Any]]:
-    """The statement and its parameters. Its rows begin with the place of the former rule, from 1;
-    0: a rule of the group.
+    """The open attempts of these rules, and of former ones, summed up over the columns that are to
+    be told apart, and over whether the ledger knows since when they age; with `samples` a sample of
+    them. The rows begin with the place of the former rule, from 1; 0: a rule of the group.
     """
     names = ", ".join(quoted(using, column) for column in columns)
     is_told = "CASE WHEN sent_at IS NULL THEN 0 ELSE 1 END"
@@ -399,11 +351,22 @@ class Account:
         budgets = [b for b in self.budgets if self.is_whole or b.id not in self.tallies]
         formers = sorted({former for budget in budgets for former in budget.former})
         columns, by_rule = self._columns_told_apart(budgets), _by_rule(budgets)
-        for found in open_sums(self.using, self.rules, columns, formers, samples=not budgets):
-            self._oldest_open = min(self._oldest_open, found.released_at)
-            self._charge_open(found, by_rule[found.rule])
-            if found.former is None:
-                self._count_open(found)
+        sql, params = _open_sums_sql(self.using, self.rules, columns, formers, not budgets)
+        for place, calls, count, since, unbegun, is_told, *values in rows(self.using, sql, params):
+            row = dict(zip(columns, values, strict=True))
+            rule, key, queue = row["rule"], row.get("key", ""), row.get("queue", "")
+            cost = loaded(row["cost"]) if "cost" in row else None
+            self._oldest_open = min(self._oldest_open, instant_us(since))
+            for budget in by_rule[rule]:
+                is_charged = (
+                    rule in budget.rules if not place else formers[place - 1] in budget.former
+                )
+                if is_charged and not (is_told and _ages_unanswered(budget)):
+                    scope = budget.id, budget.value_of(key, queue)
+                    each = None if cost is None else budget.charge_of(cost)
+                    self.open[scope] += int(calls or 0) if each is None else each * count
+            if not place:
+                self._count_open(rule, queue, count, 0 if is_told else count, unbegun)
         self.is_cut = not budgets and self.open_count >= SAMPLE
 
     def _columns_told_apart(self, budgets: Sequence[Budget]) -> list[str]:
@@ -416,28 +379,15 @@ class Account:
         }
         return [column for column, is_wanted in wanted.items() if is_wanted]
 
-    def _charge_open(self, found: Open, budgets: Sequence[Budget]) -> None:
-        for budget in budgets:
-            if found.is_told and _ages_unanswered(budget):
-                continue
-            if (
-                found.rule in budget.rules
-                if found.former is None
-                else found.former in budget.former
-            ):
-                cost = found.calls
-                if found.cost is not None:
-                    cost = budget.charge_of(found.cost) * found.count
-                self.open[budget.id, budget.value_of(found.key, found.queue)] += cost
-
-    def _count_open(self, found: Open) -> None:
-        self.open_count += found.count
-        self.untold_count += 0 if found.is_told else found.count
-        self.open_by_queue[found.queue] += found.count
-        self.open_by_rule[found.rule] += found.count
-        if found.unbegun_since is not None:
-            since = self.unbegun_since.get(found.rule, self.now)
-            self.unbegun_since[found.rule] = min(since, found.unbegun_since)
+    def _count_open(self, rule: str, queue: str, count: int, untold: int, unbegun: Any) -> None:
+        """`unbegun`: when the oldest of them that no worker has begun was released."""
+        self.open_count += count
+        self.untold_count += untold
+        self.open_by_queue[queue] += count
+        self.open_by_rule[rule] += count
+        if unbegun is not None:
+            since = self.unbegun_since.get(rule, self.now)
+            self.unbegun_since[rule] = min(since, instant_us(unbegun))
 
     # --- attempts that age
 

@@ -4,7 +4,7 @@ as one that is open and as one that has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,16 +34,16 @@ def ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
         finally:
             connections.close_all()
 
-    read = account.open_sums
+    read_open = account.Account._read_open
 
-    def open_sums(using: str, rules: Any, *args: Any, **more: Any) -> Iterator[account.Open]:
-        yield from list(read(using, rules, *args, **more))
-        if "pay" in rules:
+    def then(own: account.Account) -> None:
+        read_open(own)
+        if "pay" in own.rules:
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(end).result()
 
     def begin() -> list[int]:
-        monkeypatch.setattr(account, "open_sums", open_sums)
+        monkeypatch.setattr(account.Account, "_read_open", then)
         return ended
 
     return begin

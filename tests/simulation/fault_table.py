@@ -60,8 +60,8 @@ FAULTS = {
     ),
     "open attempts are not counted": fault(
         "ledger.account",
-        "self.open[budget.id, budget.value_of(found.key, found.queue)] += cost",
-        "self.open[budget.id, budget.value_of(found.key, found.queue)] += 0",
+        "self.open[scope] += int(calls or 0) if each is None else each * count",
+        "self.open[scope] += 0",
     ),
     "answered attempts are not counted": fault("ledger.account", _AGED, "pass"),
     "attempts age from their release": Fault(

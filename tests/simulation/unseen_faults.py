@@ -152,7 +152,7 @@ UNSEEN = {
     ),
     # Looked for in a handful of long runs yet, chosen by their scenes.
     "open attempts of former rules are not counted": fault(
-        "ledger.account", "else found.former in budget.former", "else False"
+        "ledger.account", "else formers[place - 1] in budget.former", "else False"
     ),
     "what an answer adds ages from its sending": fault(
         "ledger.account",
