@@ -1,4 +1,5 @@
-"""What may be done to the calls that are selected in the list: requeue, cancel.
+"""What may be done to the calls that are selected in the list, or to the one of a page: requeue,
+cancel.
 
 One page says what would be done, and asks. One request works for some seconds: of more calls than
 that, it says that some are left.
@@ -19,7 +20,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import EmptyResultSet
 from django.db import router
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
@@ -48,15 +49,11 @@ class CallActions(CallPermissions):
     """The actions of the list of calls."""
 
     @admin.action(description=gettext_lazy("Requeue selected calls"), permissions=["requeue_call"])
-    def requeue_calls(
-        self, request: HttpRequest, queryset: QuerySet[CallQueue]
-    ) -> HttpResponse | None:
+    def requeue_calls(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse:
         return self._do(request, queryset, REQUEUE)
 
     @admin.action(description=gettext_lazy("Cancel selected calls"), permissions=["cancel_call"])
-    def cancel_calls(
-        self, request: HttpRequest, queryset: QuerySet[CallQueue]
-    ) -> HttpResponse | None:
+    def cancel_calls(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse:
         return self._do(request, queryset, CANCEL)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
@@ -80,15 +77,16 @@ class CallActions(CallPermissions):
         }
         return self._ask(request, calls, REQUEUE, form)
 
-    def _do(
-        self, request: HttpRequest, queryset: QuerySet[CallQueue], action: str
-    ) -> HttpResponse | None:
+    def _do(self, request: HttpRequest, queryset: QuerySet[CallQueue], action: str) -> HttpResponse:
         calls = queryset.using(router.db_for_write(CallQueue))
         if only := request.POST.get("only"):
             calls = calls.filter(pk__in=[int(pk) for pk in only.split(",") if _is_number(pk)])
+        asked_at, page = request.get_full_path(), request.POST.get("page", "")
+        back = page_of(int(page)) if _is_number(page) else asked_at
         form = {
-            "to": request.get_full_path(),
-            "back": request.get_full_path(),
+            "to": asked_at,
+            "back": back,
+            "page": page,
             "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
             "select_across": request.POST.get("select_across", "0"),
             "only": only or "",
@@ -97,7 +95,7 @@ class CallActions(CallPermissions):
         if choice is None:
             return self._ask(request, calls, action, form)
         self._work(request, calls, action, choice)
-        return None
+        return HttpResponseRedirect(back)
 
     def _work(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, choice: str
@@ -220,6 +218,11 @@ def _log(
         what %= {"done": word, "status": CallQueue.Status(status).label}
         same = [call for call in calls if before[call.pk] == status]
         LogEntry.objects.log_actions(user_id, same, CHANGE, what)
+
+
+def page_of(pk: int) -> str:
+    """The page of a call."""
+    return reverse("admin:callqueue_callqueue_change", args=[pk])
 
 
 def _is_number(text: str) -> bool:

@@ -6,7 +6,6 @@ into the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -16,7 +15,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
@@ -28,17 +27,14 @@ from django.views.decorators.csrf import csrf_protect
 from callqueue import states
 from callqueue.admin import call_page, dashboard, edit_call, rule_page
 from callqueue.admin.base import View, for_viewers, log_change, user_id
-from callqueue.admin.call_actions import CallActions
+from callqueue.admin.call_actions import CallActions, page_of
 from callqueue.admin.lists import LongAdmin, RuleFilter, StatusFilter
 from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.search import places
-from callqueue.exceptions import CallQueueError, IllegalTransition
+from callqueue.exceptions import CallQueueError
 from callqueue.look import words
 from callqueue.models import CallQueue
 from callqueue.security.redaction import redact_text
-
-# does something to a call, and says what it did
-Act = Callable[[HttpRequest, CallQueue], str]
 
 
 def of_call(view: View) -> View:
@@ -105,8 +101,6 @@ class CallQueueAdmin(LongAdmin, CallActions):
         pages = [
             ("dashboard/", self.dashboard_view, "dashboard"),
             ("dashboard/rule/", self.rule_view, "rule"),
-            ("<path:object_id>/requeue/", self.requeue_view, "callqueue_requeue"),
-            ("<path:object_id>/cancel/", self.cancel_view, "callqueue_cancel"),
             ("<path:object_id>/edit/", self.edit_view, "callqueue_edit"),
         ]
         own = [
@@ -199,50 +193,12 @@ class CallQueueAdmin(LongAdmin, CallActions):
         return {
             "original": call,
             "has_view_permission": True,
-            "is_asked": call.status in states.MADE_PERHAPS,
             "is_live": call.status in states.UNFINISHED,
             "can_requeue": self.has_requeue_call_permission(request) and call.status in requeuable,
             "can_edit": self.has_edit_call_permission(request) and call.status in editable,
             "can_cancel": self.has_cancel_call_permission(request) and call.status in cancellable,
             "can_delete": self.has_delete_permission(request, call) and call.status in states.FINAL,
         }
-
-    @method_decorator(csrf_protect)
-    @of_call
-    def requeue_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
-        """POST: requeue one call; one that may have been made already needs "again". Whoever comes
-        here otherwise, as after logging in once more, is led back to the call.
-        """
-        return self._act(request, call, self.has_requeue_call_permission(request), _requeue)
-
-    @method_decorator(csrf_protect)
-    @of_call
-    def cancel_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
-        """POST: cancel one call, once that was confirmed."""
-        is_allowed = self.has_cancel_call_permission(request)
-        if request.method == "POST" and is_allowed and "confirm" not in request.POST:
-            context = {"call": call, "original": call, "has_view_permission": True}
-            title = _("Cancel call %d?") % call.pk
-            return self.page(request, "callqueue/confirm_cancel.html", title, context)
-        return self._act(request, call, is_allowed, _cancel)
-
-    def _act(
-        self, request: HttpRequest, call: CallQueue, is_allowed: bool, act: Act
-    ) -> HttpResponse:
-        if not is_allowed:
-            raise PermissionDenied
-        if request.method != "POST":
-            self.message_user(request, _("Nothing was done yet: press the button."), messages.INFO)
-            return HttpResponseRedirect(_page_of(call))
-        try:
-            what = act(request, call)
-        except CallQueueError as error:
-            self.message_user(request, f"{str(error)[:1].upper()}{str(error)[1:]}.", messages.ERROR)
-        else:
-            log_change(user_id(request), call, what)
-            said = _("Call %(number)d: %(what)s") % {"number": call.pk, "what": what}
-            self.message_user(request, said, messages.SUCCESS)
-        return HttpResponseRedirect(_page_of(call))
 
     @method_decorator(csrf_protect)
     @of_call
@@ -254,13 +210,13 @@ class CallQueueAdmin(LongAdmin, CallActions):
             why = _("Call %(number)d is %(status)s and cannot be edited.")
             said = why % {"number": call.pk, "status": call.get_status_display()}
             self.message_user(request, said, messages.ERROR)
-            return HttpResponseRedirect(_page_of(call))
+            return HttpResponseRedirect(page_of(call.pk))
         text, problem = edit_call.as_text(edit_call.shown(call.call_data)), ""
         if request.method == "POST":
             text = request.POST.get("call_data", "")
             problem = self._edit(request, call, text)
             if not problem:
-                return HttpResponseRedirect(_page_of(call))
+                return HttpResponseRedirect(page_of(call.pk))
         title = _("Edit and requeue call %d") % call.pk
         context = {
             "call": call,
@@ -286,32 +242,12 @@ class CallQueueAdmin(LongAdmin, CallActions):
         return ""
 
 
-def _requeue(request: HttpRequest, call: CallQueue) -> str:
-    if call.status in states.MADE_PERHAPS and "again" not in request.POST:
-        raise IllegalTransition(
-            _("this call may have been made already: say that it may be made again")
-        )
-    was = call.get_status_display()
-    call.requeue(again=call.status == states.DONE)
-    return _("Requeued. Status before: %s.") % was
-
-
-def _cancel(request: HttpRequest, call: CallQueue) -> str:
-    was = call.get_status_display()
-    call.cancel()
-    return _("Cancelled. Status before: %s.") % was
-
-
 def _call_of(object_id: str) -> CallQueue | None:
     """The call of this number, as an address has it."""
     text = unquote(object_id)
     if not text.isdecimal() or len(text) > 18:
         return None
     return CallQueue.objects.using(router.db_for_write(CallQueue)).filter(pk=int(text)).first()
-
-
-def _page_of(call: CallQueue) -> str:
-    return reverse("admin:callqueue_callqueue_change", args=[call.pk])
 
 
 def _ago_or_in(seconds: float) -> str:

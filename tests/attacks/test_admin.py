@@ -53,7 +53,7 @@ def forms(there: Scene) -> list[dict[str, Any]]:
     """
     edited = {"method": "post", "params": {"url": "https://vendor.example/v2"}}
     common = {"_selected_action": [there.failed.pk, there.waiting.pk], "index": "0", "select_across": "1", "confirm": "all",
-              "post": "yes", "again": "on", "rule": "default", "key": "", "limit": "default#0", "rate": "5/h",
+              "post": "yes", "page": "1", "rule": "default", "key": "", "limit": "default#0", "rate": "5/h",
               "call_data": json.dumps(edited), "status": "3", "reason": "because", "for": "10m"}  # fmt: skip
     acts = [("requeue_calls", "pause"), ("cancel_calls", "resume"), ("delete_selected", "limit")]
     return [{**common, "action": action, "do": do} for action, do in acts]

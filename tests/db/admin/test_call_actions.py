@@ -23,6 +23,7 @@ from tests.db.admin.staff import (
     attempt,
     do,
     ended,
+    page_of,
     text_of,
 )
 from tests.support.behaviour import release, send
@@ -196,28 +197,25 @@ def test_what_a_question_counts_is_one_statement_however_many_rules(
     assert "And 10 lines more" in text_of(shown)
 
 
-def test_one_call_is_requeued_and_cancelled_from_its_page(rules: Rules, root: Client) -> None:
+def test_one_call_is_requeued_and_cancelled_from_its_page_and_back(
+    rules: Rules, root: Client
+) -> None:
     call = ended(Status.FAILED)
-    text = text_of(
-        root.post(reverse("admin:callqueue_callqueue_requeue", args=[call.pk]), follow=True)
-    )
-    assert "Requeued. Status before: failed" in text
-    cancel = reverse("admin:callqueue_callqueue_cancel", args=[call.pk])
-    assert "A cancelled call is not made" in text_of(root.post(cancel))
-    assert CallQueue.objects.get(pk=call.pk).status == Status.NEW
-    text = text_of(root.post(cancel, {"confirm": "yes"}, follow=True))
-    assert "Cancelled. Status before: new" in text
-    assert CallQueue.objects.get(pk=call.pk).status == Status.CANCELLED
+    for action, word, status in (
+        ("requeue_calls", "requeued", Status.NEW),
+        ("cancel_calls", "cancelled", Status.CANCELLED),
+    ):
+        shown = text_of(root.get(page_of(call)))
+        assert f'name="action" value="{action}"' in shown
+        asked = ask(root, action, call, page=str(call.pk))
+        assert f'<a href="{page_of(call)}" class="button cq-quiet">' in text_of(asked)
+        done = answer(root, asked)
+        assert done.redirect_chain == [(page_of(call), 302)]
+        assert f"1 call {word}." in text_of(done)
+        assert CallQueue.objects.get(pk=call.pk).status == status
     assert LogEntry.objects.count() == 2
-
-
-def test_one_call_that_may_have_been_made_needs_to_be_told_so(rules: Rules, root: Client) -> None:
-    call = ended(Status.UNKNOWN)
-    requeue = reverse("admin:callqueue_callqueue_requeue", args=[call.pk])
-    assert "may have been made already" in text_of(root.post(requeue, follow=True))
-    assert CallQueue.objects.get(pk=call.pk).status == Status.UNKNOWN
-    root.post(requeue, {"again": "on"})
-    assert CallQueue.objects.get(pk=call.pk).status == Status.NEW
+    elsewhere = ask(root, "requeue_calls", call, page="//evil.example")
+    assert "evil.example" not in re.findall(r'<a href="([^"]*)" class="button', text_of(elsewhere))
 
 
 def test_one_call_is_deleted_and_its_attempts_stay_for_the_ledger(
