@@ -3,7 +3,7 @@ what was sent.
 
 `run_callqueue` releases and makes calls without a broker, inside a test's transaction too.
 `fake_transport` answers in place of the network, `travel` shifts the clock, `assert_call_sent` and
-`calls_sent` look at what the code under test sent, `assert_permit` at the permits that it took.
+`calls_sent` look at what the code under test sent, and at the permits that it took.
 Async tests await `arun_callqueue`, and the others through `sync_to_async`. Where there is pytest,
 this package is a plugin of it (see callqueue.testing.plugin).
 
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 from callqueue.testing.clock import Clock, travel
 from callqueue.testing.run import CallbackFailed, arun_callqueue, run_callqueue
-from callqueue.testing.sent import Sent, assert_call_sent, assert_permit, calls_sent
+from callqueue.testing.sent import Sent, assert_call_sent, calls_sent
 from callqueue.testing.transport import (
     FakeTransport,
     Request,
@@ -40,7 +40,6 @@ __all__ = [
     "answer",
     "arun_callqueue",
     "assert_call_sent",
-    "assert_permit",
     "calls_sent",
     "fake_transport",
     "run_callqueue",

@@ -4,20 +4,18 @@ instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from callqueue.testing.transport import is_url
 
 if TYPE_CHECKING:
     from callqueue.managers import CallQueueQuerySet
-    from callqueue.models import CallAttempt, CallQueue
+    from callqueue.models import CallQueue
 
-T = TypeVar("T")
-OF_CALLS = ("rule", "key", "priority", "unique_key", "cost", "callback")
-OF_PERMITS = ("rule", "key", "label", "cost", "outcome", "response_status")
+COLUMNS = ("rule", "key", "priority", "unique_key", "cost", "callback")
+PERMIT = "permit"
 
 
 class Sent(Sequence["CallQueue"]):
@@ -27,12 +25,12 @@ class Sent(Sequence["CallQueue"]):
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
-        self._after: int = _calls(using).order_by("-pk").values_list("pk", flat=True).first() or 0
+        self._after: int = _rows(using).order_by("-pk").values_list("pk", flat=True).first() or 0
 
     @property
     def calls(self) -> list[CallQueue]:
         """They, read just now, oldest first."""
-        return list(_calls(self._using).filter(pk__gt=self._after).order_by("pk"))
+        return list(_rows(self._using).exclude(method=PERMIT).filter(pk__gt=self._after))
 
     @property
     def last(self) -> CallQueue:
@@ -42,7 +40,7 @@ class Sent(Sequence["CallQueue"]):
     def assert_call_sent(self, *, count: int | None = None, **what: Any) -> CallQueue | None:
         """See the function `assert_call_sent`; looks at these calls only."""
         __tracebackhide__ = True
-        return _Look("sent", self.calls, _of_call, _call_told).newest(count, what)
+        return _newest(_rows(self._using).filter(pk__gt=self._after), count, what)
 
     def assert_nothing_sent(self) -> None:
         """No call was sent."""
@@ -60,7 +58,7 @@ class Sent(Sequence["CallQueue"]):
         return len(self.calls)
 
     def __repr__(self) -> str:
-        return f"<Sent: {', '.join(map(_call_told, self.calls))}>"
+        return f"<Sent: {', '.join(map(_told, self.calls))}>"
 
 
 @contextmanager
@@ -77,62 +75,36 @@ def assert_call_sent(
 
     `method`, `rule`, `key`, `priority`, `status` ("new", "done", ...), `unique_key`, `cost`,
     `callback`; everything else names one of the call's params: `url` (with `*` for any text, or a
-    function of it), `json`, `data`, `headers` (those named), `to`, `name`, `args`...
+    function of it), `json`, `data`, `headers` (those named), `to`, `name`, `args`... Permits are
+    looked at with `method="permit"`: their param is the `label`.
     """
     __tracebackhide__ = True
-    calls = list(_calls(using).order_by("pk"))
-    return _Look("sent", calls, _of_call, _call_told).newest(count, what)
+    return _newest(_rows(using), count, what)
 
 
-def assert_permit(
-    *, count: int | None = None, using: str | None = None, **what: Any
-) -> CallAttempt | None:
-    """A permit that looks like this was taken (exactly `count` of them, where given); returns the
-    newest attempt.
-
-    `rule`, `key`, `label`, `cost` (what it was charged after all), `outcome` ("succeeded",
-    "failed", "throttled", "" while it is open), `response_status`.
-    """
+def _newest(
+    rows: CallQueueQuerySet, count: int | None, what: Mapping[str, Any]
+) -> CallQueue | None:
     __tracebackhide__ = True
-    from callqueue import states
-    from callqueue.models import CallAttempt, CallQueue
+    is_of_permits = str(what.get("method")).lower() == PERMIT
+    calls = rows.filter(method=PERMIT) if is_of_permits else rows.exclude(method=PERMIT)
+    looked_at = [(call, _differences(call, what)) for call in calls]
+    found = [call for call, wrong in looked_at if not wrong]
+    if len(found) == count or (count is None and found):
+        return found[-1] if found else None
+    lines = [
+        f"\n  {_told(call)}" + (f"  [{_listed(wrong)}]" if wrong else "")
+        for call, wrong in looked_at
+    ]
+    times = "" if count is None else f" {count} times, but {len(found)} times"
+    wanted, there = _listed(what) or "any", "".join(lines) or " nothing"
+    raise AssertionError(f"not sent{times}: {wanted}; sent:{there}")
 
-    rows = CallAttempt.objects.using(using or CallQueue.objects.db_for_write).charged()
-    of_permits = rows.filter(call__method=states.PERMIT).select_related("call")
-    permits = list(of_permits.order_by("pk"))
-    return _Look("taken", permits, _of_permit, _permit_told).newest(count, what)
 
-
-@dataclass(frozen=True)
-class _Look(Generic[T]):
-    """Rows that a test looks at: what was done with them, oldest first, what each has under the
-    name of an argument, and a row in words.
-    """
-
-    done: str
-    rows: Sequence[T]
-    value: Callable[[T, str], Any]
-    told: Callable[[T], str]
-
-    def newest(self, count: int | None, what: Mapping[str, Any]) -> T | None:
-        """The newest row that is as wanted; AssertionError where it is not `count` of them."""
-        __tracebackhide__ = True
-        differences = [self._differences(row, what) for row in self.rows]
-        found = [row for row, wrong in zip(self.rows, differences, strict=True) if not wrong]
-        if len(found) == count or (count is None and found):
-            return found[-1] if found else None
-        lines = [
-            f"\n  {self.told(row)}" + (f"  [{_listed(wrong)}]" if wrong else "")
-            for row, wrong in zip(self.rows, differences, strict=True)
-        ]
-        times = "" if count is None else f" {count} times, but {len(found)} times"
-        wanted, there = _listed(what) or "any", "".join(lines) or " nothing"
-        raise AssertionError(f"not {self.done}{times}: {wanted}; {self.done}:{there}")
-
-    def _differences(self, row: T, what: Mapping[str, Any]) -> dict[str, Any]:
-        """What is otherwise in the row, by the argument's name."""
-        values = {name: self.value(row, name) for name in what}
-        return {n: value for n, value in values.items() if not _is_wanted(n, what[n], value)}
+def _differences(call: CallQueue, what: Mapping[str, Any]) -> dict[str, Any]:
+    """What is otherwise in the call, by the argument's name."""
+    values = {name: _value(call, name) for name in what}
+    return {n: value for n, value in values.items() if not _is_wanted(n, what[n], value)}
 
 
 def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
@@ -155,31 +127,19 @@ def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
     return bool((list(wanted) if isinstance(wanted, tuple) else wanted) == value)
 
 
-def _calls(using: str | None) -> CallQueueQuerySet:
-    from callqueue import states
+def _rows(using: str | None) -> CallQueueQuerySet:
     from callqueue.models import CallQueue
 
-    calls = CallQueue.objects.using(using or CallQueue.objects.db_for_write)
-    return calls.exclude(method=states.PERMIT)
+    return CallQueue.objects.using(using or CallQueue.objects.db_for_write).order_by("pk")
 
 
-def _of_call(call: CallQueue, name: str) -> Any:
-    if name in OF_CALLS:
+def _value(call: CallQueue, name: str) -> Any:
+    if name in COLUMNS:
         return getattr(call, name)
     if name == "status":
         return _status_name(call.status)
     data = call.call_data
     return data.get("method") if name == "method" else data.get("params", {}).get(name)
-
-
-def _of_permit(permit: CallAttempt, name: str) -> Any:
-    if name not in OF_PERMITS:
-        raise TypeError(f"assert_permit knows {', '.join(OF_PERMITS)}; not {name}")
-    return _label(permit) if name == "label" else getattr(permit, name)
-
-
-def _label(permit: CallAttempt) -> str:
-    return str(permit.call.call_data["params"]["label"])
 
 
 def _status_name(status: int) -> str:
@@ -188,16 +148,11 @@ def _status_name(status: int) -> str:
     return conf.NAMES_OF_STATUS[int(status)]
 
 
-def _call_told(call: CallQueue) -> str:
+def _told(call: CallQueue) -> str:
     params = call.call_data.get("params", {})
-    target = params.get("url") or params.get("name") or params.get("to") or ""
+    target = next((params[name] for name in ("url", "name", "to", "label") if params.get(name)), "")
     status = _status_name(call.status)
     return f"{call.call_data.get('method')} {target} (rule {call.rule}, {status})"
-
-
-def _permit_told(permit: CallAttempt) -> str:
-    outcome = permit.outcome or "open"
-    return f"permit (rule {permit.rule}, label {_label(permit)!r}, {outcome})"
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -11,12 +11,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from callqueue import Rule, apermit, database
 from callqueue.models import CallQueue
-from callqueue.testing import (
-    FakeTransport,
-    Sent,
-    arun_callqueue,
-    assert_permit,
-)
+from callqueue.testing import FakeTransport, Sent, arun_callqueue
 
 GET = {"method": "get", "params": {"url": "https://api.example.com/"}}
 LOOPS = {
@@ -55,6 +50,6 @@ def test_an_async_test_sends_runs_and_looks(
         assert call.status == CallQueue.Status.DONE
         async with apermit("default", label="x"):
             pass
-        await sync_to_async(assert_permit)(label="x", outcome="succeeded")
+        await assert_sent(method="permit", label="x", status="done")
 
     LOOPS[loop](test())
