@@ -35,7 +35,6 @@ from callqueue.sending.validation import MAX_TEXT, check_key
 PERMISSION = "control_rule"
 USUAL = "30m"  # a pause is for so long, where nothing else is said
 COUNTED = 10_000  # waiting calls that are counted before a pause
-MOST = 10**9  # calls more that a preview reckons with
 REFUSED = (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError)
 
 
@@ -134,7 +133,7 @@ def _change(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | 
 
 
 def preview(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
-    """What another rate, and so many calls more, would do: for all who may look."""
+    """What another rate would do: for all who may look."""
     try:
         return _preview(request, admin, rule, request.GET)
     except REFUSED as error:
@@ -159,11 +158,10 @@ def _preview(
         "limit_id": budget_id,
         "rate": rate,
         "wanted": wanted,
-        "more": asked.get("more", "").strip()[:20],
     }
     title = _("Change a limit of %s?") % rule
     try:
-        limit, more = own.limit.with_rate(wanted), _calls(typed["more"])
+        limit = own.limit.with_rate(wanted)
     except REFUSED as error:
         context = {**typed, "limit": own.limit, "problem": _nothing_changed(error)}
         return admin.page(request, "confirm_limit.html", title, context)
@@ -173,32 +171,21 @@ def _preview(
     rules = sorted(
         (name for name in budget.rules if name in config.rules), key=lambda name: name != rule
     )
-    then = {one.name: one for one in after.with_more({rule: more})}
     context = {
         **typed,
         "said": _of_dispensers(notes(before)),
         "limit": budget.limit,
-        "more": words.count(more) if more else "",
-        "concerned": [
-            _concerned(before.rule(name), then[name], more if name == rule else 0) for name in rules
-        ],
+        "concerned": [_concerned(before.rule(name), after.rule(name)) for name in rules],
         "told": _against_traffic([before.rule(name) for name in rules], limit),
     }
     return admin.page(request, "confirm_limit.html", title, context)
 
 
-def _calls(text: str) -> int:
-    """So many calls; none where nothing was typed."""
-    if not (text or "0").isdecimal() or int(text or 0) > MOST:
-        raise ValueError(_("%s is no number of calls") % text)
-    return int(text or 0)
-
-
-def _concerned(before: RuleLook, after: RuleLook, more: int) -> dict[str, Any]:
+def _concerned(before: RuleLook, after: RuleLook) -> dict[str, Any]:
     """What a change does to one rule: what comes in and goes out, and until when its backlog is
     drained, now and then.
     """
-    old, new = before.seconds(), after.seconds(more=more)
+    old, new = before.seconds(), after.seconds()
     return {
         "name": before.name,
         "waiting": words.count(before.waits.ready),

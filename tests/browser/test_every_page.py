@@ -70,7 +70,7 @@ def _pages(browser: Any, site: str, scene: Any, wait: Wait) -> Iterator[tuple[st
         "rule": f"{board}/rule/?name=stripe-pay",
         "rule, held": f"{board}/rule/?name=maps",
         "rule, audited": f"{board}/rule/?name=stripe-pay&audit=1",
-        "rule, what if": f"{board}/rule/?name=chat&limit=chat%230&rate=300/m&more=50",
+        "rule, what if": f"{board}/rule/?name=chat&limit=chat%230&rate=300/m",
         "calls": f"{calls}/",
         "calls, filtered": f"{calls}/?rule__exact=chat&status__exact=3&q=T001",
         "calls, none": f"{calls}/?q=nothing-is-called-so",

@@ -110,7 +110,7 @@ def test_the_dashboard(german: Client, calls: dict[int, CallQueue]) -> None:
 
 def test_the_page_of_a_rule(german: Client, calls: dict[int, CallQueue]) -> None:
     for asked in (
-        "&limit=r%230&rate=5/s&more=9",
+        "&limit=r%230&rate=5/s",
         "&audit=1",
         "",
     ):

@@ -51,16 +51,12 @@ def test_what_makes_no_sense_changes_nothing_and_says_why(
     assert not LogEntry.objects.exists()
 
 
-@pytest.mark.parametrize(("rate", "more"), [("ten/s", "70"), ("1000/h", "many"), ("5/s", "-1")])
-def test_what_was_typed_is_kept_after_a_bad_rate(
-    rules: Rules, root: Client, rate: str, more: str
-) -> None:
+def test_what_was_typed_is_kept_after_a_bad_rate(rules: Rules, root: Client) -> None:
     rules(pay=Rule(limits=[SlidingWindow("100/h"), SlidingWindow("9/s")]))
-    typed = {"name": "pay", "limit": "pay#1", "rate": rate, "more": more}
+    typed = {"name": "pay", "limit": "pay#1", "rate": "ten/s"}
     text = text_of(root.get(reverse("admin:callqueue_rule"), typed))
     assert "Nothing was changed: " in text
-    assert f'<input name="rate" value="{rate}"' in text
-    assert f'<input name="more" value="{more}"' in text
+    assert '<input name="rate" value="ten/s"' in text
     assert '<input type="hidden" name="limit" value="pay#1">' in text
 
 
