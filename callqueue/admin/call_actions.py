@@ -28,6 +28,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf, database, states
 from callqueue.admin.base import CallPermissions, user_id
+from callqueue.admin.lists import number_in
 from callqueue.admin.rule_page import ends
 from callqueue.control import bulk
 from callqueue.look import look, words
@@ -76,9 +77,9 @@ class CallActions(CallPermissions):
     def _do(self, request: HttpRequest, queryset: QuerySet[CallQueue], action: str) -> HttpResponse:
         calls = queryset.using(router.db_for_write(CallQueue))
         if only := request.POST.get("only"):
-            calls = calls.filter(pk__in=[int(pk) for pk in only.split(",") if _is_number(pk)])
-        asked_at, page = request.get_full_path(), request.POST.get("page", "")
-        back = page_of(int(page)) if _is_number(page) else asked_at
+            calls = calls.filter(pk__in=filter(None, map(number_in, only.split(","))))
+        asked_at, page = request.get_full_path(), number_in(request.POST.get("page"))
+        back = asked_at if page is None else page_of(page)
         form = {
             "to": asked_at,
             "back": back,
@@ -99,13 +100,13 @@ class CallActions(CallPermissions):
         """Do what was confirmed, for WORKS_S seconds, with the calls that were there when it was
         asked.
         """
-        until, began = request.POST.get("until", ""), time.monotonic()
+        until, began = number_in(request.POST.get("until")), time.monotonic()
         move, word = Move.CANCEL, _("Cancelled")
         if action == REQUEUE:
             is_safe = choice == "safe"
             move, word = Move.REQUEUE if is_safe else Move.REQUEUE_AGAIN, _("Requeued")
             calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
-        rest = calls.filter(pk__lte=int(until) if _is_number(until) else _newest(calls.db))
+        rest = calls.filter(pk__lte=_newest(calls.db) if until is None else until)
         log = partial(_log, user_id(request), word)
         changed = left = last = 0
         is_over = False
@@ -203,10 +204,6 @@ def _log(
 def page_of(pk: int) -> str:
     """The page of a call."""
     return reverse("admin:callqueue_callqueue_change", args=[pk])
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) < 19
 
 
 def _newest(using: str) -> int:

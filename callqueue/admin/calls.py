@@ -6,8 +6,11 @@ into the log.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import wraps
 from typing import Any
+from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
@@ -24,13 +27,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
 
-from callqueue import states
+from callqueue import database, states
 from callqueue.admin import call_page, dashboard, edit_call, rule_page
 from callqueue.admin.base import View, for_viewers, log_change, user_id
 from callqueue.admin.call_actions import CallActions, page_of
-from callqueue.admin.lists import LongAdmin, RuleFilter, StatusFilter
+from callqueue.admin.lists import LongAdmin, RuleFilter, StatusFilter, number_in
 from callqueue.admin.readonly import may_see_holds
-from callqueue.admin.search import places
 from callqueue.exceptions import CallQueueError
 from callqueue.look import words
 from callqueue.models import CallQueue
@@ -74,7 +76,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
     )
     list_display_links = ("id",)
     list_filter = (StatusFilter, RuleFilter)
-    search_fields = ("=id",)  # what is searched is in the module `search`
+    search_fields = ("=id",)  # what is searched is in `meanings`
     search_help_text = gettext_lazy(
         "A number, a unique key, an idempotency key, or how a key begins."
     )
@@ -84,8 +86,13 @@ class CallQueueAdmin(LongAdmin, CallActions):
     class Media:
         css = {"all": ("callqueue/admin.css", "callqueue/lists.css")}
 
-    def places(self, using: str, term: str) -> list[Q]:
-        return places(using, term)
+    def meanings(self, using: str, term: str) -> Iterator[Q]:
+        if (number := number_in(term)) is not None:
+            yield Q(pk=number)
+        yield Q(unique_key=term)
+        with suppress(ValueError):
+            yield Q(idempotency_key=UUID(term))
+        yield database.begins_with(using, "key", term) & ~Q(key="")
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -244,10 +251,9 @@ class CallQueueAdmin(LongAdmin, CallActions):
 
 def _call_of(object_id: str) -> CallQueue | None:
     """The call of this number, as an address has it."""
-    text = unquote(object_id)
-    if not text.isdecimal() or len(text) > 18:
-        return None
-    return CallQueue.objects.using(router.db_for_write(CallQueue)).filter(pk=int(text)).first()
+    number = number_in(unquote(object_id))
+    calls = CallQueue.objects.using(router.db_for_write(CallQueue))
+    return None if number is None else calls.filter(pk=number).first()
 
 
 def _ago_or_in(seconds: float) -> str:

@@ -7,6 +7,7 @@ a page is looked for among the next rows first, and only then among all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -40,7 +41,7 @@ class LongList(OwnList):
     older = newest = ""
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
-        self.before = _number(request.GET.get(BEFORE))
+        self.before = number_in(request.GET.get(BEFORE))
         super().__init__(request, *args)
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
@@ -114,14 +115,24 @@ class LongAdmin(OwnAdmin):
     not_listed: tuple[str, ...] = ()
 
     def places(self, using: str, term: str) -> list[Q]:
-        """What a word that is searched for may stand for; nothing where there is no word."""
+        """What a word that is searched for may stand for: a condition for each index that has it;
+        nothing where there is no word.
+        """
+        term = term.strip()
+        if "\x00" in term:
+            return [NOTHING]
+        return list(self.meanings(using, term)) if term else []
+
+    def meanings(self, using: str, term: str) -> Iterator[Q]:
+        """What a word may stand for."""
         raise NotImplementedError
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[LongList]:
         return LongList
 
 
-def _number(text: str | None) -> int | None:
+def number_in(text: str | None) -> int | None:
+    """The number that a text is, if it may be one of a row."""
     return int(text) if text and text.isdecimal() and len(text) <= 18 else None
 
 

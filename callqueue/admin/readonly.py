@@ -5,6 +5,7 @@ Nothing is added, changed or deleted here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin
@@ -25,6 +26,7 @@ from callqueue.admin.lists import (
     LongAdmin,
     OutcomeFilter,
     RuleFilter,
+    number_in,
     of_any_rule,
 )
 from callqueue.ledger.ledger_time import LedgerNow
@@ -106,7 +108,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
     )
     list_display_links = ("id",)
     list_filter = (OutcomeFilter, AttemptRuleFilter, EndedFilter)
-    search_fields = ("=key",)  # what is searched is in `places`
+    search_fields = ("=key",)  # what is searched is in `meanings`
     search_help_text = _("The number of a call, or a key in full.")
     not_listed = ("response_headers", "response_body")
 
@@ -117,17 +119,12 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
     )  # fmt: skip
     readonly_fields = fields
 
-    def places(self, using: str, term: str) -> list[Q]:
+    def meanings(self, using: str, term: str) -> Iterator[Q]:
         """The attempts of the call of this number, and those with this key."""
-        term = term.strip()
-        if not term:
-            return []
-        if "\x00" in term:
-            return [Q(pk=None)]
+        if (number := number_in(term)) is not None:
+            yield Q(call_id=number)
         has_key = f"NOT ({database.quoted(using, 'key')} = '')"
-        of_key = of_any_rule(using, has_key) & Q(key=term) & ~Q(key="")
-        is_number = term.isdecimal() and len(term) <= 18
-        return [Q(call_id=int(term)), of_key] if is_number else [of_key]
+        yield of_any_rule(using, has_key) & Q(key=term) & ~Q(key="")
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
