@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
@@ -107,17 +106,18 @@ class CallActions(CallPermissions):
             move, word = Move.REQUEUE if is_safe else Move.REQUEUE_AGAIN, _("Requeued")
             calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
         rest = calls.filter(pk__lte=_newest(calls.db) if until is None else until)
-        log = partial(_log, user_id(request), word)
         changed = left = last = 0
-        is_over = False
-        while not is_over and (
-            done := bulk.batch(rest, move, after=last, log=partial(log, changed >= LOGGED))
-        ):
+
+        def log(calls: Sequence[CallQueue], before: Mapping[int, int]) -> None:
+            _log(user_id(request), word, changed >= LOGGED, calls, before)
+
+        for done in bulk.batches(rest, move, log):
             last, changed = done.last, changed + done.changed
             left += done.seen - done.changed
-            is_over = time.monotonic() - began > WORKS_S
+            if time.monotonic() - began > WORKS_S:
+                break
         self._say(request, action, changed, left)
-        if is_over and rest.filter(status__in=move.sources, pk__gt=last).exists():
+        if rest.filter(status__in=move.sources, pk__gt=last).exists():
             said = _("Some calls are left: choose the action again, or run callqueue_%s.")
             command = action.partition("_")[0]
             self.message_user(request, said % command, messages.WARNING)

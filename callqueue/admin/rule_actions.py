@@ -83,9 +83,9 @@ def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | s
         is_endless = asked["how"] == "resumed"
         length = None if is_endless else parse_duration(asked["for"]).total_seconds()
         if is_confirmed:
-            until = None if length is None else clock(using()) + timedelta(seconds=length)
             reason = asked["reason"][:500] or _("paused by %s") % request.user.get_username()
-            control.pause(using(), rule, key=key, until=until, reason=reason)
+            control.pause(using(), rule, key=key, seconds=length, reason=reason)
+            until = None if length is None else clock(using()) + timedelta(seconds=length)
             return _paused(asked, until)
     except REFUSED as error:
         problem = _nothing_changed(error)

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from callqueue import conf, database, events, tables, texts
+from callqueue import conf, events, tables, texts
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.durations import LONGEST
-from callqueue.sending.validation import check_instant, check_key
+from callqueue.sending.validation import check_key
 
 
 def pause(
@@ -21,28 +21,23 @@ def pause(
     *,
     key: str | Mapping[str, str] = "",
     seconds: float | None = None,
-    until: datetime | None = None,
     reason: str = "",
 ) -> None:
-    """Hold a rule, or one key of it, for `seconds`, until an instant, or until it is resumed. It
-    replaces an earlier pause, and no moment is without one.
+    """Hold a rule, or one key of it, for `seconds`, or until it is resumed. It replaces an earlier
+    pause, and no moment is without one.
 
     UnknownRule suggests; InvalidCall where the pause would be over at once.
     """
     conf.current().rule(rule)
-    text, end, lasts = check_key(key), check_instant("until", until), None
-    if seconds is not None:
-        if not 0 < seconds <= LONGEST.total_seconds():
-            raise InvalidCall("for", "must be longer than 0 seconds, and ten years at most")
-        lasts = timedelta(seconds=seconds)
-    elif end is not None and (lasts := end - database.clock(using)) <= timedelta(0):
-        raise InvalidCall("until", "is in the past")
+    text = check_key(key)
+    if seconds is not None and not 0 < seconds <= LONGEST.total_seconds():
+        raise InvalidCall("for", "must be longer than 0 seconds, and ten years at most")
     holds.lay(
         using,
         [rule],
         "key" if text else "rule",
         text,
-        lasts,
+        None if seconds is None else timedelta(seconds=seconds),
         reason or "paused by an operator",
         source="operator",
         replace=True,

@@ -7,7 +7,7 @@ on meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -23,6 +23,7 @@ from callqueue.sending import validation
 from callqueue.states import Move
 
 BATCH = 500
+_persist = partial(database.persist, during="bulk")
 Progress = Callable[[int, int | None], None]
 # is told the calls that a batch changed, and the status of each before, in its transaction
 Log = Callable[[Sequence[Any], Mapping[int, int]], None]
@@ -54,14 +55,19 @@ class Pick:
     since: timedelta | None = None
 
 
-def batch(rows: Any, move: Move, *, after: int = 0, log: Log | None = None) -> Batch | None:
-    """Make a move with the next of these calls that it may start from, in the order of their
-    numbers; None where there is none numbered above `after`.
-    """
-    return untimed(rows.db, lambda: _moved(rows, move, after, log))
+def batches(rows: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
+    """Make a move with all of these calls that it may start from, in the order of their numbers."""
+    last = 0
+    while done := _persist(rows.db, partial(_moved, rows, move, last, log)):
+        last = done.last
+        yield done
 
 
 def _moved(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
+    return untimed(rows.db, partial(_move, rows, move, after, log))
+
+
+def _move(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
     using = rows.db
     able = rows.filter(status__in=move.sources, pk__gt=after).order_by("pk")
     before = dict(able.values_list("pk", "status")[:BATCH])
@@ -92,7 +98,7 @@ def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
 
 def count(using: str, pick: Pick) -> int:
     """How many calls are picked now."""
-    return database.persist(using, lambda: int(picked(using, pick).count()), during="bulk")
+    return _persist(using, lambda: int(picked(using, pick).count()))
 
 
 def statuses_of(
@@ -127,12 +133,11 @@ def picked(using: str, pick: Pick) -> Any:
 
 
 def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) -> int:
-    persist = partial(database.persist, using, during="bulk")
-    rows = persist(lambda: picked(using, pick))
-    total = persist(lambda: int(rows.count())) if progress else None
-    changed = seen = last = 0
-    while done := persist(partial(batch, rows, move, after=last)):
-        last, seen, changed = done.last, seen + done.seen, changed + done.changed
+    rows = _persist(using, lambda: picked(using, pick))
+    total = _persist(using, lambda: int(rows.count())) if progress else None
+    changed = seen = 0
+    for done in batches(rows, move):
+        seen, changed = seen + done.seen, changed + done.changed
         if progress:
             progress(seen, total)
     return changed

@@ -156,7 +156,7 @@ def logged(changed: Any, before: Any) -> None:
 
 
 def in_batch(move: Move) -> Callable[[Any], Any]:
-    return lambda _: bulk.batch(CallQueue.objects.all(), move, log=logged)
+    return lambda _: list(bulk.batches(CallQueue.objects.all(), move, logged))
 
 
 ACTS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -79,21 +79,6 @@ def test_a_pause_for_no_time_is_refused(length: str) -> None:
 def test_a_pause_of_seconds_that_make_none_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidCall, match="for: must be longer than 0 seconds"):
         control.pause("default", "r", seconds=seconds)
-
-
-@pytest.mark.parametrize(
-    ("until", "why"),
-    [
-        ("2001-01-01T00:00+00:00", "is in the past"),
-        ("2099-01-01T00:00", "is naive"),
-        ("9999-12-31T23:59:59-23:59", "is out of the range of dates"),
-        ("9999-12-31T23:59:59+00:00", "is out of the range of dates"),
-    ],
-)
-def test_a_pause_until_no_instant_to_come_is_refused(until: str, why: str) -> None:
-    with pytest.raises(InvalidCall, match=f"until: {why}"):
-        control.pause("default", "r", until=datetime.fromisoformat(until))
-    assert not Hold.objects.exists()
 
 
 def test_the_hold_after_a_restored_backup_ends_by_its_own_name_only() -> None:
