@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import reverse
-from django.utils.translation import gettext as _
 
 View = Callable[..., HttpResponse]
 
@@ -46,17 +44,6 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
-
-    def add_view(
-        self, request: HttpRequest, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        """Nothing is added here: whoever asks for it is told so, where the rows are."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        self.message_user(request, _("Nothing is added here."), messages.INFO)
-        return HttpResponseRedirect(
-            reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
-        )
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return OwnList

@@ -10,22 +10,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import EmptyResultSet
 from django.db import router
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from callqueue import conf, database, states
+from callqueue import conf, states
 from callqueue.admin.base import CallPermissions, user_id
 from callqueue.admin.lists import number_in
 from callqueue.admin.rule_page import ends
@@ -34,9 +33,7 @@ from callqueue.look import look, words
 from callqueue.models import CallQueue
 from callqueue.states import MADE_PERHAPS, Move
 
-COUNTED = 100_000  # calls that are counted before they are asked about
 LISTED = 30  # rules and statuses that the page names
-LOGGED = 1000  # calls that get a log entry each; of more there is one for each batch
 WORKS_S = 10.0  # seconds that one request works; servers give up a request after 30
 REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
 
@@ -107,11 +104,7 @@ class CallActions(CallPermissions):
             calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
         rest = calls.filter(pk__lte=_newest(calls.db) if until is None else until)
         changed = left = last = 0
-
-        def log(calls: Sequence[CallQueue], before: Mapping[int, int]) -> None:
-            _log(user_id(request), word, changed >= LOGGED, calls, before)
-
-        for done in bulk.batches(rest, move, log):
+        for done in bulk.batches(rest, move, partial(_log, user_id(request), word)):
             last, changed = done.last, changed + done.changed
             left += done.seen - done.changed
             if time.monotonic() - began > WORKS_S:
@@ -131,8 +124,6 @@ class CallActions(CallPermissions):
         picked = calls.filter(status__in=move.sources, pk__lte=until)
         counts = _counts(picked)
         able, found = sum(counts.values()), {status for _, status in counts}
-        if able > COUNTED:  # what must be asked about is not left to those that were counted
-            found |= {one for one in MADE_PERHAPS if picked.filter(status=one)[:1].exists()}
         risky = action == REQUEUE and found & {*MADE_PERHAPS}
         if action == CANCEL:
             title = _("Cancel calls?")
@@ -150,7 +141,7 @@ class CallActions(CallPermissions):
                 for (rule, status), count in counts.most_common(LISTED)
             ],
             "others": max(0, len(counts) - LISTED),
-            "shown": words.count(min(able, COUNTED)) + ("+" if able > COUNTED else ""),
+            "shown": words.count(able),
             "has_unknown": action == REQUEUE and states.UNKNOWN in found,
             "has_done": action == REQUEUE and states.DONE in found,
             "has_safe": risky and found - {*MADE_PERHAPS},
@@ -175,25 +166,8 @@ class CallActions(CallPermissions):
             self.message_user(request, said % left, messages.WARNING)
 
 
-def _log(
-    user_id: int,
-    word: str,
-    is_summary: bool,
-    calls: Sequence[CallQueue],
-    before: Mapping[int, int],
-) -> None:
-    """Write into the log of the admin: an entry for each call, or one for them all."""
-    if is_summary:
-        first, last = min(call.pk for call in calls), max(call.pk for call in calls)
-        values = {"count": len(calls), "first": first, "last": last}
-        LogEntry.objects.create(
-            user_id=user_id,
-            content_type=ContentType.objects.get_for_model(CallQueue),
-            object_repr=_("%(count)d calls, %(first)d to %(last)d") % values,
-            action_flag=CHANGE,
-            change_message=f"{word}.",
-        )
-        return
+def _log(user_id: int, word: str, calls: Sequence[CallQueue], before: Mapping[int, int]) -> None:
+    """Write an entry for each call into the log of the admin."""
     for status in sorted({before[call.pk] for call in calls}):
         what = _("%(done)s. Status before: %(status)s.")
         what %= {"done": word, "status": CallQueue.Status(status).label}
@@ -213,15 +187,9 @@ def _newest(using: str) -> int:
 
 
 def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
-    """How many there are by rule and status, of the first COUNTED + 1. One statement."""
-    some = calls.order_by().values_list("rule", "status")[: COUNTED + 1]
-    try:
-        sql, params = some.query.get_compiler(calls.db).as_sql()
-    except EmptyResultSet:
-        return Counter()
-    sql = f"SELECT rule, status, COUNT(*) FROM ({sql}) AS chosen GROUP BY rule, status"
-    rows = database.rows(calls.db, sql, list(params))
-    return Counter({(rule, status): int(count) for rule, status, count in rows})
+    """How many there are by rule and status. One statement."""
+    counted = calls.order_by().values_list("rule", "status").annotate(Count("pk"))
+    return Counter({(rule, status): count for rule, status, count in counted})
 
 
 def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:

@@ -34,7 +34,6 @@ from callqueue.sending.validation import MAX_TEXT, check_key
 
 PERMISSION = "control_rule"
 USUAL = "30m"  # a pause is for so long, where nothing else is said
-COUNTED = 10_000  # waiting calls that are counted before a pause
 REFUSED = (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError)
 
 
@@ -89,14 +88,14 @@ def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | s
             return _paused(asked, until)
     except REFUSED as error:
         problem = _nothing_changed(error)
-    count = waiting.order_by()[: COUNTED + 1].count()
+    count = waiting.count()
     context = {
         "rule": rule,
         "back": rule_url(rule),
         "asked": asked,
         "problem": problem,
         "waiting": count,
-        "shown": words.count(min(count, COUNTED)) + ("+" if count > COUNTED else ""),
+        "shown": words.count(count),
     }
     return admin.page(request, "confirm_pause.html", _("Pause %s?") % rule, context)
 
