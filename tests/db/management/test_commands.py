@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -66,56 +67,44 @@ def test_wrong_use_is_2_and_says_why(line: str, why: str) -> None:
 # --- requeue and cancel
 
 
-def test_requeue_takes_the_failed_ones_unless_told_which() -> None:
-    calls = ended(Status.FAILED), ended(Status.UNKNOWN), ended(Status.CANCELLED), ended(Status.DONE)
-    ran = run("requeue")
-    assert (ran.code, ran.out) == (0, "requeued 1 call\n")
-    assert statuses(*calls) == [Status.NEW, Status.UNKNOWN, Status.CANCELLED, Status.DONE]
+JSON_KEY = {"workspace": "T1", "channel": "C9"}
+# what is asked for, what is said, and of which of the calls below the status is NEW after it
+PICKED = {
+    "requeue": ("requeued 4 calls", {"a", "b", "others", "keyed"}),
+    "requeue --status failed unknown --status error": (
+        "requeued 6 calls", {"a", "b", "others", "keyed", "unknown", "failing"},
+    ),
+    "requeue --status done --again": ("requeued 1 call", {"done"}),
+    "requeue --rule r --key a": ("requeued 1 call", {"a"}),
+    f"requeue --key {json.dumps(JSON_KEY, separators=(',', ':'))}": ("requeued 1 call", {"keyed"}),
+    "requeue --dry-run": ("would requeue 4 calls; nothing was changed", set()),
+    "cancel --dry-run": ("would cancel 2 calls; nothing was changed", set()),
+}  # fmt: skip
 
 
-def test_requeue_takes_several_statuses() -> None:
-    calls = ended(Status.FAILED), ended(Status.UNKNOWN), ended(Status.EXPIRED), failing(1)
-    assert (
-        run("requeue", "--status", "failed", "unknown", "--status", "error").out
-        == "requeued 3 calls\n"
-    )
-    assert statuses(*calls) == [Status.NEW, Status.NEW, Status.EXPIRED, Status.NEW]
+@pytest.mark.parametrize("line", PICKED)
+def test_the_calls_that_options_pick_are_acted_on_and_no_others(line: str) -> None:
+    calls = {
+        "a": ended(Status.FAILED, key="a"),
+        "b": ended(Status.FAILED, key="b"),
+        "others": ended(Status.FAILED, rule="other", key="a"),
+        "keyed": ended(Status.FAILED, rule="other", key=JSON_KEY),
+        "unknown": ended(Status.UNKNOWN),
+        "cancelled": ended(Status.CANCELLED),
+        "done": ended(Status.DONE),
+        "failing": failing(1),
+    }
+    waiting, said = send("r"), PICKED[line][0]
+    ran = run(*line.split())
+    assert (ran.code, ran.out) == (0, f"{said}\n")
+    now = dict(zip(calls, statuses(*calls.values()), strict=True))
+    assert {name for name, status in now.items() if status == Status.NEW} == PICKED[line][1]
+    assert statuses(waiting) == [Status.NEW]
 
 
 def test_done_calls_are_made_again_only_where_that_is_said() -> None:
-    call = ended(Status.DONE)
     refused = run("requeue", "--status", "done")
-    assert refused.code == 2
-    assert "--again" in refused.error
-    assert statuses(call) == [Status.DONE]
-    assert run("requeue", "--status", "done", "--again").out == "requeued 1 call\n"
-
-
-def test_only_one_rule_and_one_key() -> None:
-    calls = (
-        ended(Status.FAILED, key="a"),
-        ended(Status.FAILED, key="b"),
-        ended(Status.FAILED, rule="other", key="a"),
-    )
-    run("requeue", "--rule", "r", "--key", "a")
-    assert statuses(*calls) == [Status.NEW, Status.FAILED, Status.FAILED]
-
-
-def test_a_key_of_several_names_is_json() -> None:
-    call = ended(Status.FAILED, rule="other", key={"workspace": "T1", "channel": "C9"})
-    assert (
-        run("requeue", "--key", '{"workspace": "T1", "channel": "C9"}').out == "requeued 1 call\n"
-    )
-    assert statuses(call) == [Status.NEW]
-
-
-def test_a_dry_run_counts_and_changes_nothing() -> None:
-    call = ended(Status.FAILED)
-    assert run("requeue", "--dry-run").out == "would requeue 1 call; nothing was changed\n"
-    assert statuses(call) == [Status.FAILED]
-    waiting = send("r")
-    assert run("cancel", "--dry-run").out == "would cancel 1 call; nothing was changed\n"
-    assert statuses(waiting) == [Status.NEW]
+    assert (refused.code, "--again" in refused.error) == (2, True)
 
 
 # --- schedule
@@ -132,45 +121,28 @@ def test_the_tasks_are_written_as_beat_wants_them() -> None:
     assert ran.code == 0
     cleanup, dispenser, recovery = ours()
     assert [cleanup.task, dispenser.task, recovery.task] == TASKS
-    assert (dispenser.interval.every, dispenser.interval.period, dispenser.expire_seconds) == (
-        1,
-        "seconds",
-        1,
-    )
+    every = dispenser.interval
+    assert (every.every, every.period, dispenser.expire_seconds) == (1, "seconds", 1)
     assert recovery.interval.every == 30
     assert (cleanup.crontab.minute, cleanup.crontab.hour, cleanup.interval) == ("17", "3", None)
     assert dispenser.schedule.run_every.total_seconds() == 1.0
 
 
-def test_writing_them_again_changes_nothing() -> None:
-    run("schedule")
-    before = [(row.pk, row.date_changed) for row in ours()]
-    ran = run("schedule")
-    assert ran.out.count("unchanged") == 3
-    assert [(row.pk, row.date_changed) for row in ours()] == before
-
-
-def test_another_interval_and_queue_are_corrected_in_place() -> None:
+def test_writing_them_again_corrects_in_place_and_changes_nothing_else() -> None:
+    """Nor is a task that somebody disabled enabled."""
     assert run("schedule").out.count(": created") == 3
-    before = [row.pk for row in ours()]
+    PeriodicTask.objects.filter(task="callqueue.dispenser").update(enabled=False)
+    before = [(row.pk, row.date_changed) for row in ours()]
+    assert run("schedule").out.count(": unchanged") == 3
+    assert [(row.pk, row.date_changed) for row in ours()] == before
     ran = run("schedule", "--interval", "0.5")
     assert (ran.out.count(": changed"), ran.out.count(": unchanged")) == (1, 2)
     run("schedule", "--interval", "0.5", "--queue", "care")
     rows = ours()
-    assert [row.pk for row in rows] == before
+    assert [row.pk for row in rows] == [pk for pk, _ in before]
     assert {row.queue for row in rows} == {"care"}
     assert rows[1].schedule.run_every.total_seconds() == 0.5
-
-
-def test_a_task_that_somebody_disabled_stays_disabled() -> None:
-    run("schedule")
-    PeriodicTask.objects.filter(task="callqueue.dispenser").update(enabled=False)
-    run("schedule", "--interval", "2")
-    assert not PeriodicTask.objects.get(task="callqueue.dispenser").enabled
-
-
-def test_they_can_be_removed() -> None:
-    run("schedule")
+    assert [row.enabled for row in rows] == [True, False, True]
     assert run("schedule", "--remove").out == "removed 3 periodic tasks\n"
     assert ours() == []
 
@@ -195,30 +167,18 @@ def test_a_simulation_says_what_draining_takes(rules: Rules) -> None:
     assert (document["rule"], document["calls"], document["binding_limit"]) == ("r", 200, "vendor")
     assert document["seconds"] == pytest.approx(9.65, abs=0.1)
     assert "the limit that binds is vendor" in run("simulate", "--rule", "r", "--calls", "200").out
+    none = run("simulate", "--rule", "r", "--calls", "0", "--json").document
+    assert none == {"rule": "r", "calls": 0, "seconds": 0.0, "binding_limit": None}
 
 
 def test_a_simulation_knows_changed_limits_keys_and_costs(rules: Rules) -> None:
-    rules(
-        r=Rule(
-            limits=[
-                SlidingWindow("20/s", name="vendor"),
-                SlidingWindow("100/m", unit="tokens", per="key"),
-            ]
-        )
-    )
+    tokens = SlidingWindow("100/m", unit="tokens", per="key")
+    rules(r=Rule(limits=[SlidingWindow("20/s", name="vendor"), tokens]))
     control.change_limit("default", "r", "vendor", "40/s")
     assert run("simulate", "--rule", "r", "--calls", "200", "--json").document["seconds"] < 5
-    slow = run(
-        "simulate", "--rule", "r", "--calls", "20", "--cost", "tokens=50", "--keys", "5", "--json"
-    ).document
+    line = "simulate --rule r --calls 20 --cost tokens=50 --keys 5 --json"
+    slow = run(*line.split()).document
     assert slow["seconds"] == pytest.approx(60.05 + 0.2, abs=0.2)
-
-
-def test_no_calls_take_no_time(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("20/s"), Concurrency(50)]))
-    ran = run("simulate", "--rule", "r", "--calls", "0", "--json")
-    assert ran.code == 0
-    assert ran.document == {"rule": "r", "calls": 0, "seconds": 0.0, "binding_limit": None}
 
 
 def test_people_get_a_table(rules: Rules) -> None:
