@@ -47,21 +47,11 @@ def calls(rules: Rules) -> dict[int, CallQueue]:
         CallQueue.objects.filter(pk=call.pk).update(
             status=status, ready=status == CallQueue.Status.NEW
         )
-        times = {
-            "released_at": ledger_time.now("default"),
-            "started_at": ledger_time.now("default"),
-            "sent_at": ledger_time.now("default"),
-        }
+        now = ledger_time.now("default")
         CallAttempt.objects.create(
-            call=call,
-            number=1,
-            rule="r",
-            queue="q",
-            worker="w1",
-            outcome="succeeded",
-            finished_at=ledger_time.now("default"),
-            **times,
-        )
+            call=call, number=1, rule="r", queue="q", worker="w1", outcome="succeeded",
+            released_at=now, started_at=now, sent_at=now, finished_at=now,
+        )  # fmt: skip
     control.pause("default", "r", reason="Wartung")
     return {status: CallQueue.objects.get(pk=call.pk) for status, call in made.items()}
 
@@ -95,46 +85,25 @@ def test_english_would_be_found(german: Client, calls: dict[int, CallQueue]) -> 
     assert {"In flight", "until it is resumed"} <= set(shown)
 
 
-def test_the_dashboard(german: Client, calls: dict[int, CallQueue]) -> None:
-    text = page(german, DASHBOARD)
+PAGES = {
+    (DASHBOARD, ""): (
+        "Übersicht", "Wartend", "Zu → ab", "Regel angehalten (r durch den Betrieb", "Fertig um",
+    ),
+    (RULE, OF_R): ("Angehalten", "bis zur Fortsetzung", "Was gescheitert ist"),
+    (RULE, f"{OF_R}&limit=r%230&rate=5/s"): ("Ein Limit von r ändern?",),
+    (RULE, f"{OF_R}&audit=1"): ("Angehalten",),
+    (CHANGELIST, ""): (
+        "Aufrufe", "ungewiss", "fehlgeschlagen", "Ausgewählte Aufrufe erneut einreihen",
+        "letzter Fehler", "Fällig",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "query"), PAGES)
+def test_a_page(german: Client, calls: dict[int, CallQueue], name: str, query: str) -> None:
+    text = page(german, name, query=query)
     assert english_in(text) == []
-    for word in (
-        "Übersicht",
-        "Wartend",
-        "Zu → ab",
-        "Regel angehalten (r durch den Betrieb",
-        "Fertig um",
-    ):
-        assert word in text
-
-
-def test_the_page_of_a_rule(german: Client, calls: dict[int, CallQueue]) -> None:
-    for asked in (
-        "&limit=r%230&rate=5/s",
-        "&audit=1",
-        "",
-    ):
-        text = page(german, RULE, query=OF_R + asked)
-        assert english_in(text) == []
-    for word in (
-        "Angehalten",
-        "bis zur Fortsetzung",
-        "Was gescheitert ist",
-    ):
-        assert word in text
-
-
-def test_the_list(german: Client, calls: dict[int, CallQueue]) -> None:
-    text = page(german, CHANGELIST)
-    assert english_in(text) == []
-    for word in (
-        "Aufrufe",
-        "ungewiss",
-        "fehlgeschlagen",
-        "Ausgewählte Aufrufe erneut einreihen",
-        "letzter Fehler",
-        "Fällig",
-    ):
+    for word in PAGES[name, query]:
         assert word.lower() in text.lower()
 
 
@@ -147,12 +116,8 @@ def test_the_page_of_a_call(german: Client, calls: dict[int, CallQueue], status:
 
 
 def test_editing(german: Client, calls: dict[int, CallQueue]) -> None:
-    assert (
-        english_in(
-            page(german, "admin:callqueue_callqueue_edit", calls[CallQueue.Status.FAILED].pk)
-        )
-        == []
-    )
+    failed = calls[CallQueue.Status.FAILED]
+    assert english_in(page(german, "admin:callqueue_callqueue_edit", failed.pk)) == []
 
 
 @pytest.mark.parametrize("action", ["requeue_calls", "cancel_calls"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -31,16 +32,8 @@ def limits(document: Any) -> Sequence[Any]:
 
 
 def test_every_limit_is_reported_with_its_highest_use(rules: Rules) -> None:
-    rules(
-        r=Rule(
-            limits=[
-                SlidingWindow("20/s"),
-                FixedWindow("500/d"),
-                TokenBucket("10/s", burst=15),
-                Concurrency(3, name="few"),
-            ]
-        )
-    )
+    in_windows = SlidingWindow("20/s"), FixedWindow("500/d"), TokenBucket("10/s", burst=15)
+    rules(r=Rule(limits=[*in_windows, Concurrency(3, name="few")]))
     paced(50, 0.1)
     ran = run("audit", "--json")
     assert ran.code == 0
@@ -49,12 +42,8 @@ def test_every_limit_is_reported_with_its_highest_use(rules: Rules) -> None:
     sliding, fixed, bucket, few = limits(document)
     keys = {"name", "rule", "per", "rate", "allowed", "highest", "used_share", "exceeded"}
     assert all(keys <= set(limit) for limit in document["limits"])
-    assert (sliding["rate"], sliding["allowed"], sliding["highest"], sliding["exceeded"]) == (
-        "20/s",
-        20,
-        10,
-        False,
-    )
+    told = [sliding[name] for name in ("rate", "allowed", "highest", "exceeded")]
+    assert told == ["20/s", 20, 10, False]
     assert (fixed["allowed"], fixed["highest"]) == (500, 50)
     assert (bucket["allowed"], bucket["highest"]) == (15, 1)
     assert (few["name"], few["allowed"], few["highest"]) == ("few", 3, 2)
@@ -84,32 +73,28 @@ def test_attempts_that_never_reached_the_wire_are_not_counted(rules: Rules) -> N
     rules(r=Rule(limits=[SlidingWindow("5/s")]))
     paced(5, 0.1)
     paced(9, 0.1, outcome=states.VOIDED, sent_at=None)
-    CallAttempt.objects.bulk_create(
-        [
-            attempt(
-                ledger_time.now("default"),
-                finished_at=None,
-                started_at=None,
-                sent_at=None,
-                outcome="",
-            )
-        ]
-    )
+    never = dict.fromkeys(("finished_at", "started_at", "sent_at"))
+    attempt(ledger_time.now("default"), outcome="", **never).save()
     assert limits(run("audit", "--json").document)[0]["highest"] == 5
 
 
-def test_what_was_begun_and_is_open_counts_as_of_now(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    ("columns", "every_s", "highest"),
+    [
+        ({"finished_at": None, "sent_at": None, "outcome": ""}, 0, [3, 3]),  # as of now
+        ({"sent_at": None}, 2, [1, 1]),  # at its end
+    ],
+    ids=["begun and open", "without an instant of sending"],
+)
+def test_what_has_no_instant_of_its_own_counts_at_another(
+    rules: Rules, columns: dict[str, Any], every_s: int, highest: list[int]
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("5/s"), Concurrency(5)]))
     CallAttempt.objects.bulk_create(
-        [attempt(NOON, finished_at=None, sent_at=None, outcome="") for _ in range(3)]
+        [attempt(NOON + timedelta(seconds=n * every_s), **columns) for n in range(3)]
     )
-    assert [limit["highest"] for limit in limits(run("audit", "--json").document)] == [3, 3]
-
-
-def test_an_attempt_without_the_instant_it_was_sent_counts_at_its_end(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("5/s")]))
-    CallAttempt.objects.bulk_create([attempt(NOON, sent_at=None, seconds=n * 2) for n in range(4)])
-    assert limits(run("audit", "--json").document)[0]["highest"] == 1
+    found = limits(run("audit", "--json").document)
+    assert [limit["highest"] for limit in found] == highest
 
 
 def test_since_leaves_out_what_ended_before(rules: Rules) -> None:
