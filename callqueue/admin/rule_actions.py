@@ -142,28 +142,13 @@ def preview(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
 def _preview(
     request: HttpRequest, admin: OwnAdmin, rule: str, asked: Mapping[str, str]
 ) -> HttpResponse:
-    """What another rate would do to every rule that shares the limit; or what is wrong with what
-    was typed, which is kept.
-    """
+    """What another rate would do to every rule that shares the limit."""
     budget_id, rate = asked.get("limit", ""), asked.get("rate", "").strip()
     config = conf.current()
     config.rule(rule)
     own = _found(rule, budget_id, config.book.budgets[rule])
     wanted = rate or own.limit.rate_text
-    typed: dict[str, Any] = {
-        "rule": rule,
-        "back": rule_url(rule),
-        "may_control": may(request, PERMISSION),
-        "limit_id": budget_id,
-        "rate": rate,
-        "wanted": wanted,
-    }
-    title = _("Change a limit of %s?") % rule
-    try:
-        limit = own.limit.with_rate(wanted)
-    except REFUSED as error:
-        context = {**typed, "limit": own.limit, "problem": _nothing_changed(error)}
-        return admin.page(request, "confirm_limit.html", title, context)
+    limit = own.limit.with_rate(wanted)
     after = look(using(), rates={budget_id: wanted})
     before = after.before or after
     budget = _found(rule, budget_id, before.book.budgets[rule])
@@ -171,12 +156,18 @@ def _preview(
         (name for name in budget.rules if name in config.rules), key=lambda name: name != rule
     )
     context = {
-        **typed,
+        "rule": rule,
+        "back": rule_url(rule),
+        "may_control": may(request, PERMISSION),
+        "limit_id": budget_id,
+        "rate": rate,
+        "wanted": wanted,
         "said": _of_dispensers(notes(before)),
         "limit": budget.limit,
         "concerned": [_concerned(before.rule(name), after.rule(name)) for name in rules],
         "told": _against_traffic([before.rule(name) for name in rules], limit),
     }
+    title = _("Change a limit of %s?") % rule
     return admin.page(request, "confirm_limit.html", title, context)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
-from django.urls import reverse
 
 from callqueue import Rule, SlidingWindow
 from callqueue.admin.rule_actions import rule_url
@@ -49,15 +48,6 @@ def test_what_makes_no_sense_changes_nothing_and_says_why(
     assert not Hold.objects.exists()
     assert not SettingsState.objects.exclude(rates={}).exists()
     assert not LogEntry.objects.exists()
-
-
-def test_what_was_typed_is_kept_after_a_bad_rate(rules: Rules, root: Client) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("100/h"), SlidingWindow("9/s")]))
-    typed = {"name": "pay", "limit": "pay#1", "rate": "ten/s"}
-    text = text_of(root.get(reverse("admin:callqueue_rule"), typed))
-    assert "Nothing was changed: " in text
-    assert '<input name="rate" value="ten/s"' in text
-    assert '<input type="hidden" name="limit" value="pay#1">' in text
 
 
 def test_what_was_typed_is_kept_after_a_bad_duration(rules: Rules, root: Client) -> None:
