@@ -20,15 +20,16 @@ from django.db import router
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
-from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf, states
 from callqueue.admin.base import CallPermissions, user_id
-from callqueue.admin.lists import number_in
+from callqueue.admin.lists import RuleFilter, number_in
+from callqueue.admin.rule_actions import rule_url
 from callqueue.admin.rule_page import ends
 from callqueue.control import bulk
+from callqueue.history import errors
 from callqueue.look import look, words
 from callqueue.models import CallQueue
 from callqueue.states import MADE_PERHAPS, Move
@@ -55,34 +56,23 @@ class CallActions(CallPermissions):
         found.pop("delete_selected", None)
         return found
 
-    def ask_to_requeue(
-        self, request: HttpRequest, rule: str, pks: Sequence[int], back: str
-    ) -> HttpResponse:
-        """The page that asks about these calls of a rule; what it says is what goes."""
-        calls = CallQueue.objects.using(router.db_for_write(CallQueue)).filter(pk__in=pks)
-        query = urlencode({"rule__exact": rule})
-        form = {
-            "to": f"{reverse('admin:callqueue_callqueue_changelist')}?{query}",
-            "back": back,
-            "selected": pks[:1],
-            "select_across": "1",
-            "only": ",".join(map(str, pks)),
-        }
-        return self._ask(request, calls, REQUEUE, form)
-
     def _do(self, request: HttpRequest, queryset: QuerySet[CallQueue], action: str) -> HttpResponse:
         calls = queryset.using(router.db_for_write(CallQueue))
-        if only := request.POST.get("only"):
-            calls = calls.filter(pk__in=filter(None, map(number_in, only.split(","))))
         asked_at, page = request.get_full_path(), number_in(request.POST.get("page"))
         back = asked_at if page is None else page_of(page)
+        only = request.POST.get("only", "")
+        if group := request.POST.get("group"):  # what failed alike, of the list's rule
+            rule = request.GET.get(RuleFilter.parameter_name, "")
+            only, back = ",".join(map(str, errors.alike_in(calls.db, rule, group))), rule_url(rule)
+        if only or group:
+            calls = calls.filter(pk__in=filter(None, map(number_in, only.split(","))))
         form = {
             "to": asked_at,
             "back": back,
             "page": page,
             "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
             "select_across": request.POST.get("select_across", "0"),
-            "only": only or "",
+            "only": only,
         }
         choice = request.POST.get("confirm")
         if choice is None:

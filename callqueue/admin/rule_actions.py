@@ -23,7 +23,6 @@ from callqueue import conf, control, texts
 from callqueue.admin.base import OwnAdmin, log_change, may, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.history import errors
 from callqueue.ledger import settings
 from callqueue.limits.budgets import Budget, key_parts
 from callqueue.limits.durations import WrongDuration, parse_duration
@@ -40,7 +39,7 @@ REFUSED = (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError)
 def act(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     """Do to a rule what the form says; PermissionDenied for those who may not."""
     asked = request.POST.get("do", "")
-    if not may(request, "requeue_call" if asked == "requeue" else PERMISSION):
+    if not may(request, PERMISSION):
         raise PermissionDenied
     rule, do = request.POST.get("rule", ""), _ACTS.get(asked)
     if do is None:
@@ -206,18 +205,6 @@ def _of_dispensers(told: Sequence[Note]) -> list[Note]:
     return [one for one in told if one.what == "dispenser" and one.kind == "bad"]
 
 
-def _requeue(request: HttpRequest, admin: Any, rule: str) -> HttpResponse:
-    """The page that asks about the calls that failed alike, as the list asks about its own."""
-    conf.current().rule(rule)
-    found, _is_partial = errors.groups(using(), rule)
-    named = request.POST.get("group", "")  # listed or not: others may have grown since it was
-    group = next((one for one in found if one.name == named), None)
-    if group is None:
-        raise InvalidCall("group", _("no calls failed so any more"))
-    asked: HttpResponse = admin.ask_to_requeue(request, rule, group.pks, rule_url(rule))
-    return asked
-
-
 def _found(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
     found = {budget.known_as: budget for budget in budgets}
     if budget_id not in found:
@@ -230,7 +217,6 @@ _ACTS: dict[str, Callable[[HttpRequest, OwnAdmin, str], HttpResponse | str]] = {
     "pause": _pause,
     "resume": _resume,
     "limit": _change,
-    "requeue": _requeue,
 }
 
 

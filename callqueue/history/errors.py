@@ -59,6 +59,12 @@ def groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
     return sorted(found.values(), key=lambda one: -len(one.pks)), is_partial
 
 
+def alike_in(using: str, rule: str, name: str) -> list[int]:
+    """The numbers of the calls of a group, listed or not: others may have grown since it was."""
+    found, _is_partial = groups(using, rule)
+    return next((one.pks for one in found if one.name == name), [])
+
+
 def shown(message: str) -> str:
     """What a text says, redacted before it is cut: a part of a secret does not look like one."""
     return alike(redact_text(message[:REDACTED]))

@@ -30,12 +30,13 @@ def groups(ask: Ask) -> dict[str, int]:
     return {row[1]: number(row[2]) for row in listed[1:] if len(row) > 2}
 
 
-def requeue_group(ask: Ask, **more: str) -> str:
+def requeue_group(ask: Ask) -> str:
     """Press "Requeue all" of the first group, as the page has it."""
     page = ask.page("rule", name="r")
-    name = re.search(r'name="group" value="(\w+)"', page)
-    assert name
-    return ask.post(do="requeue", rule="r", group=name[1], **more)
+    form = re.search(r'(?s)<form method="post" action="([^"]*rule__exact[^"]*)">(.*?)</form>', page)
+    assert form
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form[2]))
+    return str(ask.client.post(form[1], fields, follow=True).content.decode())
 
 
 def test_calls_that_failed_alike_are_one_line(rules: Rules, remote: Vendor, ask: Ask) -> None:

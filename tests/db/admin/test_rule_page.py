@@ -18,7 +18,7 @@ from callqueue.history import errors, sums
 from callqueue.history.sums import DAY_S
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
-from tests.db.admin.staff import DASHBOARD, answer, ended, log_in, text_of
+from tests.db.admin.staff import CHANGELIST, DASHBOARD, answer, ended, log_in, text_of
 from tests.support.behaviour import move_ledger
 
 Rules = Callable[..., None]
@@ -27,6 +27,13 @@ Status = CallQueue.Status
 
 def page(client: Client, name: str, **query: str) -> Any:
     return client.get(reverse("admin:callqueue_rule"), {"name": name, **query})
+
+
+def requeue_all(client: Client, group: str, **more: str) -> Any:
+    """Press the button of a group."""
+    fields = {"action": "requeue_calls", "_selected_action": "0", "select_across": "1", **more}
+    address = f"{reverse(CHANGELIST)}?rule__exact=pay"
+    return client.post(address, {**fields, "group": group}, follow=True)
 
 
 def answered(
@@ -151,7 +158,7 @@ def test_a_group_of_thousands_is_requeued_as_one(rules: Rules, root: Client) -> 
     ]  # fmt: skip
     CallQueue.objects.bulk_create(made)
     (group,) = page(root, "pay").context["groups"]
-    asked = root.post(reverse(DASHBOARD), {"do": "requeue", "rule": "pay", "group": group["name"]})
+    asked = requeue_all(root, group["name"])
     assert "1100 calls requeued" in text_of(answer(root, asked))
 
 
@@ -167,8 +174,8 @@ def test_no_more_groups_are_listed_than_can_be_read(rules: Rules, root: Client) 
     others = len(words) - errors.MOST
     assert f"and {others} other reasons ({2 * others - 11} calls)" in text_of(shown)
     last = errors.groups("default", "pay")[0][-1]
-    asked = {"do": "requeue", "rule": "pay", "group": last.name}
-    assert "Requeue 1 call" in text_of(root.post(reverse(DASHBOARD), asked))
+    assert "Requeue 1 call" in text_of(requeue_all(root, last.name))
+    assert "None of these calls" in text_of(requeue_all(root, "of nobody"))
 
 
 HOSTILE = {
@@ -238,11 +245,11 @@ def test_requeueing_needs_its_permission_and_no_other(rules: Rules) -> None:
     controls = log_in("view_callqueue", "control_rule")
     (group,) = page(controls, "pay").context["groups"]
     assert "Requeue all" not in text_of(page(controls, "pay"))
-    asked = {"do": "requeue", "rule": "pay", "group": group["name"]}
-    assert controls.post(reverse(DASHBOARD), asked).status_code == 403
+    requeue_all(controls, group["name"], confirm="all")
+    assert CallQueue.objects.failed().exists()
     requeues = log_in("view_callqueue", "requeue_call")
     assert requeues.post(reverse(DASHBOARD), {"do": "pause", "rule": "pay"}).status_code == 403
-    answer(requeues, requeues.post(reverse(DASHBOARD), asked))
+    answer(requeues, requeue_all(requeues, group["name"]))
     assert not CallQueue.objects.failed().exists()
 
 
