@@ -4,8 +4,7 @@ and pages of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
@@ -13,10 +12,8 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.template.response import TemplateResponse
-
-View = Callable[..., HttpResponse]
 
 
 class OwnList(ChangeList):
@@ -48,6 +45,11 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return OwnList
 
+    def check_may_view(self, request: HttpRequest) -> None:
+        """PermissionDenied for those who may not view the rows."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+
     def page(
         self,
         request: HttpRequest,
@@ -77,19 +79,6 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return lookup in {one.parameter_name for one in filters}
 
 
-class CallPermissions(OwnAdmin):
-    """Who may do what to a call, each by a permission of its own."""
-
-    def has_requeue_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "requeue_call")
-
-    def has_edit_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "edit_call")
-
-    def has_cancel_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "cancel_call")
-
-
 def may(request: HttpRequest, permission: str) -> bool:
     """Whether the user has this permission of the app."""
     return bool(request.user.has_perm(f"callqueue.{permission}"))
@@ -104,15 +93,3 @@ def user_id(request: HttpRequest) -> int:
 def log_change(user_id: int, row: Model, what: str) -> None:
     """Write into the admin's log what a user did to a row."""
     LogEntry.objects.log_actions(user_id, [row], CHANGE, what, single_object=True)
-
-
-def for_viewers(view: View) -> View:
-    """A view for those who may view the rows; PermissionDenied for others."""
-
-    @wraps(view)
-    def guarded(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return view(self, request, *args, **kwargs)
-
-    return guarded

@@ -24,7 +24,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf, states
-from callqueue.admin.base import CallPermissions, user_id
+from callqueue.admin.base import OwnAdmin, may, user_id
 from callqueue.admin.lists import RuleFilter, number_in
 from callqueue.admin.rule_actions import rule_url
 from callqueue.admin.rule_page import ends
@@ -39,8 +39,17 @@ WORKS_S = 10.0  # seconds that one request works; servers give up a request afte
 REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
 
 
-class CallActions(CallPermissions):
-    """The actions of the list of calls."""
+class CallActions(OwnAdmin):
+    """The actions of the list of calls, and who may do them, each by a permission of its own."""
+
+    def has_requeue_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "requeue_call")
+
+    def has_edit_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "edit_call")
+
+    def has_cancel_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "cancel_call")
 
     @admin.action(description=gettext_lazy("Requeue selected calls"), permissions=["requeue_call"])
     def requeue_calls(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse:

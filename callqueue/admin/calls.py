@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import wraps
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -20,16 +20,14 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils import timezone
-from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from django.views.decorators.csrf import csrf_protect
 
 from callqueue import database, states
 from callqueue.admin import call_page, dashboard, edit_call, rule_page
-from callqueue.admin.base import View, for_viewers, log_change, user_id
+from callqueue.admin.base import log_change, user_id
 from callqueue.admin.call_actions import CallActions, page_of
 from callqueue.admin.lists import LongAdmin, RuleFilter, StatusFilter, number_in
 from callqueue.admin.readonly import may_see_holds
@@ -37,27 +35,6 @@ from callqueue.exceptions import CallQueueError
 from callqueue.look import words
 from callqueue.models import CallQueue
 from callqueue.security.redaction import redact_text
-
-
-def of_call(view: View) -> View:
-    """A view of one call, for those who may view calls: it gets the call in place of its number. A
-    number that no call has leads back to the index.
-    """
-
-    @for_viewers
-    @wraps(view)
-    def found(
-        self: Any, request: HttpRequest, object_id: str, *args: Any, **more: Any
-    ) -> HttpResponse:
-        call = _call_of(object_id)
-        if call is None:
-            gone: HttpResponse = self._get_obj_does_not_exist_redirect(
-                request, self.opts, object_id
-            )
-            return gone
-        return view(self, request, call, *args, **more)
-
-    return found
 
 
 class CallQueueAdmin(LongAdmin, CallActions):
@@ -105,9 +82,9 @@ class CallQueueAdmin(LongAdmin, CallActions):
         return super().changelist_view(request, more)
 
     def get_urls(self) -> list[URLPattern]:
-        pages = [
-            ("dashboard/", self.dashboard_view, "dashboard"),
-            ("dashboard/rule/", self.rule_view, "rule"),
+        pages: list[tuple[str, Any, str]] = [
+            ("dashboard/", partial(dashboard.page, admin=self), "dashboard"),
+            ("dashboard/rule/", partial(rule_page.page, admin=self), "rule"),
             ("<path:object_id>/edit/", self.edit_view, "callqueue_edit"),
         ]
         own = [
@@ -115,18 +92,6 @@ class CallQueueAdmin(LongAdmin, CallActions):
             for route, view, name in pages
         ]
         return [*own, *super().get_urls()]
-
-    @method_decorator(csrf_protect)
-    @for_viewers
-    def dashboard_view(self, request: HttpRequest) -> HttpResponse:
-        """Where every rule stands, and what may be done about it."""
-        return dashboard.page(request, self)
-
-    @method_decorator(csrf_protect)
-    @for_viewers
-    def rule_view(self, request: HttpRequest) -> HttpResponse:
-        """One rule: its limits, its history, its keys, what failed."""
-        return rule_page.page(request, self)
 
     # --- columns of the list
 
@@ -173,15 +138,17 @@ class CallQueueAdmin(LongAdmin, CallActions):
 
     # --- the pages of one call
 
-    @of_call
     def change_view(
         self,
         request: HttpRequest,
-        call: CallQueue,
+        object_id: str,
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """The call and its attempts, to read. Nothing is changed by Django's form."""
+        call = self._found(request, object_id)
+        if call is None:
+            return self._gone(request, object_id)
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
         context = {
@@ -190,6 +157,18 @@ class CallQueueAdmin(LongAdmin, CallActions):
             **(extra_context or {}),
         }
         return self.page(request, "callqueue/call.html", _("Call %d") % call.pk, context)
+
+    def _found(self, request: HttpRequest, object_id: str) -> CallQueue | None:
+        """The call of this number, for those who may view calls."""
+        self.check_may_view(request)
+        number = number_in(unquote(object_id))
+        calls = CallQueue.objects.using(router.db_for_write(CallQueue))
+        return None if number is None else calls.filter(pk=number).first()
+
+    def _gone(self: Any, request: HttpRequest, object_id: str) -> HttpResponse:
+        """A number that no call has leads back to the index."""
+        gone: HttpResponse = self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
+        return gone
 
     def _offered(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
         """What the user may do to the call."""
@@ -207,10 +186,11 @@ class CallQueueAdmin(LongAdmin, CallActions):
             "can_delete": self.has_delete_permission(request, call) and call.status in states.FINAL,
         }
 
-    @method_decorator(csrf_protect)
-    @of_call
-    def edit_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
+    def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Change the request of a call that failed, and requeue it."""
+        call = self._found(request, object_id)
+        if call is None:
+            return self._gone(request, object_id)
         if not self.has_edit_call_permission(request):
             raise PermissionDenied
         if call.status != states.FAILED:
@@ -247,13 +227,6 @@ class CallQueueAdmin(LongAdmin, CallActions):
         log_change(user_id(request), call, said % {"status": was, "paths": changed or _("nothing")})
         self.message_user(request, _("Call %d edited and requeued.") % call.pk, messages.SUCCESS)
         return ""
-
-
-def _call_of(object_id: str) -> CallQueue | None:
-    """The call of this number, as an address has it."""
-    number = number_in(unquote(object_id))
-    calls = CallQueue.objects.using(router.db_for_write(CallQueue))
-    return None if number is None else calls.filter(pk=number).first()
 
 
 def _ago_or_in(seconds: float) -> str:

@@ -60,6 +60,7 @@ class DashboardAdmin(OwnAdmin):
 
 def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     """The page; or what the forms of a rule's page ask for."""
+    admin.check_may_view(request)
     if request.method == "POST":
         return rule_actions.act(request, admin)
     seen = look(using())

@@ -46,6 +46,7 @@ WHY = {
 
 def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     """The page, or what a change of a limit would do; the dashboard where no rule is named."""
+    admin.check_may_view(request)
     name = request.GET.get("name", "")
     if not name:
         return redirect("admin:callqueue_dashboard")
