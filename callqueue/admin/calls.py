@@ -74,11 +74,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        more = {
-            "title": _("Calls"),
-            "selection_note_all": _("All that match are selected"),
-            **(extra_context or {}),
-        }
+        more = {"selection_note_all": _("All that match are selected"), **(extra_context or {})}
         return super().changelist_view(request, more)
 
     def get_urls(self) -> list[URLPattern]:

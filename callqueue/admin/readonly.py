@@ -11,7 +11,7 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import F, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.text import Truncator
@@ -69,11 +69,6 @@ class HoldAdmin(_ViewOnly):
         found: QuerySet[Hold] = rows.annotate(now=LedgerNow(), moved=Coalesce(Subquery(frame), 0))
         return found
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        return super().changelist_view(request, {"title": _("Holds"), **(extra_context or {})})
-
     @admin.display(description=_("state"))
     def state(self, hold: Any) -> str:
         is_over = hold.until is not None and hold.until <= hold.now
@@ -125,11 +120,6 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
             yield Q(call_id=number)
         has_key = f"NOT ({database.quoted(using, 'key')} = '')"
         yield of_any_rule(using, has_key) & Q(key=term) & ~Q(key="")
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        return super().changelist_view(request, {"title": _("Attempts"), **(extra_context or {})})
 
     @admin.display(description=_("key"))
     def shown_key(self, attempt: CallAttempt) -> str:

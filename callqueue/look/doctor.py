@@ -107,28 +107,23 @@ def examine(using: str) -> list[Check]:
     """All checks. Without settings, database or tables, those that need them are left out: they
     would say the same.
     """
-    facts = Facts(using)
-    checks = [examined(name, facts) for name in BY_THEMSELVES]
-    if conf.problems():
-        return checks
-    facts.asks_workers = checks[-1].ok
-    for group in (WITH_SETTINGS, WITH_DATABASE, WITH_TABLES):
-        checks += [examined(name, facts) for name in group]
-        if any(not check.ok and check.name in ("database", "migrations") for check in checks):
+    facts, checks = Facts(using), list[Check]()
+    for name in ALL:
+        if name == "database" and conf.problems():
             break
+        checks.append(examined(name, facts))
+        if not checks[-1].ok:
+            facts.asks_workers &= name != "broker"
+            if name in ("database", "migrations"):
+                break
     return checks
 
 
 def examined(name: str, facts: Facts) -> Check:
     """One of them. That it could not be made is a finding too."""
-
-    def examine() -> Check:
-        return Check(name, True, ALL[name](facts))
-
     try:
-        if name not in WITH_TABLES:
-            return examine()
-        return database.persist(facts.using, examine, during="doctor", seconds=1)
+        detail = database.persist(facts.using, lambda: ALL[name](facts), during="doctor", seconds=1)
+        return Check(name, True, detail)
     except Wrong as wrong:
         return Check(name, False, wrong.detail, wrong.todo)
     except Exception as error:
@@ -382,10 +377,11 @@ def _ledger(facts: Facts) -> str:
 
 
 Examination = Callable[[Facts], str]  # the detail where all is well; Wrong where it is not
-BY_THEMSELVES: Mapping[str, Examination] = {"settings": _settings, "broker": _broker}
-WITH_SETTINGS: Mapping[str, Examination] = {"database": _database}
-WITH_DATABASE: Mapping[str, Examination] = {"migrations": _migrations}
-WITH_TABLES: Mapping[str, Examination] = {
+ALL: dict[str, Examination] = {
+    "settings": _settings,
+    "broker": _broker,
+    "database": _database,
+    "migrations": _migrations,
     "clock": _clock,
     "dispenser": _dispenser,
     "agreement": _agreement,
@@ -395,7 +391,6 @@ WITH_TABLES: Mapping[str, Examination] = {
     "one broker": _one_broker,
     "ledger": _ledger,
 }
-ALL = {**BY_THEMSELVES, **WITH_SETTINGS, **WITH_DATABASE, **WITH_TABLES}
 
 
 # --- Celery, which Django may be set up before
