@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -118,30 +119,31 @@ RARE_LISTS = {
 }
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def lopsided(request: Any, django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """Tables of which one rule has nearly all."""
-    if connection.vendor != "postgresql":
-        pytest.skip("reads PostgreSQL's plans")
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute(_counted(RARE).replace("RULES", str(request.param)))
-        cursor.execute(RARE_ATTEMPTS.replace("%%", "%"))
-        cursor.execute("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
-        yield
-        cursor.execute("TRUNCATE callqueue_callqueue, callqueue_callattempt")
-
-
-@pytest.fixture(scope="module")
-def many(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+@contextmanager
+def filled(django_db_blocker: Any, calls: str, attempts: str) -> Iterator[None]:
     """The tables full, committed so that what is dead and visible is as in service."""
     if connection.vendor != "postgresql":
         pytest.skip("reads PostgreSQL's plans")
     with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute(_counted(SEED))
-        cursor.execute(ATTEMPTS.replace("%%", "%"))
+        cursor.execute(_counted(calls))
+        cursor.execute(attempts.replace("%%", "%"))
         cursor.execute("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
         yield
         cursor.execute("TRUNCATE callqueue_callqueue, callqueue_callattempt")
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def lopsided(request: Any, django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Tables of which one rule has nearly all."""
+    calls = RARE.replace("RULES", str(request.param))
+    with filled(django_db_blocker, calls, RARE_ATTEMPTS):
+        yield
+
+
+@pytest.fixture(scope="module")
+def many(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    with filled(django_db_blocker, SEED, ATTEMPTS):
+        yield
 
 
 def _counted(statement: str) -> str:

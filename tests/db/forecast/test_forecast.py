@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from callqueue import (
-    Concurrency,
-    Forecast,
-    Rule,
-    SlidingWindow,
-    database,
-    forecast,
-)
+from callqueue import Concurrency, Forecast, Rule, SlidingWindow, database, forecast
 from callqueue.history import sums
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
@@ -38,6 +31,17 @@ def _a_dispenser_runs(db: None) -> None:
 def seconds_from_now(instant: datetime | None) -> float:
     assert instant is not None
     return (instant - database.clock("default")).total_seconds()
+
+
+def made(*released: datetime, **columns: Any) -> None:
+    """An attempt of each of these instants, answered at once where nothing else is said."""
+    CallAttempt.objects.bulk_create(
+        CallAttempt(
+            call_id=1, number=1, rule="r", outcome="succeeded", released_at=at,
+            **{"finished_at": at, **columns},
+        )
+        for at in released
+    )  # fmt: skip
 
 
 def test_a_call_that_may_go_goes_now(rules: Rules) -> None:
@@ -77,18 +81,7 @@ def test_the_next_call_goes_when_the_first_leaves_as_the_pass_will_find(
     """Though what the window holds is tallied, and sums say by the minute when it ended."""
     rules(r=Rule(limits=[SlidingWindow(rate)]))
     now = ledger_time.now("default")
-    ago = [window - 4] + [window / 4] * 2999
-    CallAttempt.objects.bulk_create(
-        CallAttempt(
-            call_id=1,
-            number=1,
-            rule="r",
-            released_at=now - timedelta(seconds=t),
-            finished_at=now - timedelta(seconds=t),
-            outcome="succeeded",
-        )
-        for t in ago
-    )
+    made(*(now - timedelta(seconds=t) for t in [window - 4] + [window / 4] * 2999))
     while sums.add_up("default"):
         pass
     call = send("r")
@@ -155,18 +148,7 @@ def test_workers_that_send_late_make_it_later(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("10/s")]))
     now = ledger_time.now("default")
     began, late = now - timedelta(minutes=5), timedelta(seconds=1)
-    CallAttempt.objects.bulk_create(
-        CallAttempt(
-            call_id=1,
-            number=1,
-            rule="r",
-            released_at=began,
-            sent_at=began + late,
-            finished_at=began + 2 * late,
-            outcome="succeeded",
-        )
-        for _ in range(10)
-    )
+    made(*[began] * 10, sent_at=began + late, finished_at=began + 2 * late)
     CallQueue.objects.send_many([URL] * 101, rule="r")
     found = CallQueue.objects.order_by("-pk")[0].forecast()
     assert seconds_from_now(found.release_at) == pytest.approx(10 * (1 + 1.05), rel=0.1)

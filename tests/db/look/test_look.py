@@ -36,29 +36,15 @@ def told(name: str) -> Any:
 
 def test_a_rule_without_calls_has_nothing_to_tell(rules: Rules) -> None:
     rules(pay=Rule(limits=[SlidingWindow("10/h")]))
+    limit = {
+        "name": "SlidingWindow 10/h", "per": "rule", "rate": "10/h", "used": 0, "free": 10,
+        "opens_at": None, "note": "",
+    }  # fmt: skip
     assert told("pay") == {
-        "state": "ok",
-        "waiting": 0,
-        "in_flight": 0,
-        "oldest_due_s": None,
-        "drain_s": 0.0,
-        "rate_per_s": 0.0,
-        "incoming_per_s": 0.0,
-        "hold": None,
-        "holds": [],
-        "keys_held": 0,
-        "limits": [
-            {
-                "name": "SlidingWindow 10/h",
-                "per": "rule",
-                "rate": "10/h",
-                "used": 0,
-                "free": 10,
-                "opens_at": None,
-                "note": "",
-            }
-        ],
-    }
+        "state": "ok", "waiting": 0, "in_flight": 0, "oldest_due_s": None, "drain_s": 0.0,
+        "rate_per_s": 0.0, "incoming_per_s": 0.0, "hold": None, "holds": [], "keys_held": 0,
+        "limits": [limit],
+    }  # fmt: skip
 
 
 def test_the_oldest_due_is_found_in_whatever_priority(rules: Rules) -> None:

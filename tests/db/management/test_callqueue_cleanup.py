@@ -34,15 +34,8 @@ def ended(status: int, days_ago: float) -> CallQueue:
     at = timezone.now() - timedelta(days=days_ago)
     CallQueue.objects.filter(pk=call.pk).update(status=status, finished_at_dt=at, ready=False)
     at = ledger_time.of_wall("default", at)
-    CallAttempt.objects.create(
-        call=call,
-        number=1,
-        rule="r",
-        released_at=at,
-        sent_at=at,
-        finished_at=at,
-        outcome=states.SUCCEEDED,
-    )
+    times = dict.fromkeys(("released_at", "sent_at", "finished_at"), at)
+    CallAttempt.objects.create(call=call, number=1, rule="r", outcome=states.SUCCEEDED, **times)
     return call
 
 
@@ -51,10 +44,8 @@ def test_calls_past_their_retention_are_deleted() -> None:
     kept = {ended(Status.DONE, 6).pk, ended(Status.FAILED, 8).pk, send("r").pk}
     ran = run("cleanup")
     assert ran.code == 0
-    assert (
-        ran.out
-        == "recovered 0 calls, deleted 2 calls, 2 attempts of calls that are gone, 0 ended holds\n"
-    )
+    gone = "2 calls, 2 attempts of calls that are gone, 0 ended holds"
+    assert ran.out == f"recovered 0 calls, deleted {gone}\n"
     assert set(CallQueue.objects.values_list("pk", flat=True)) == kept
 
 
@@ -94,9 +85,8 @@ def test_what_a_vacuum_has_freed_is_used_again() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("the sizes of indexes are PostgreSQL's")
     storage = "ALTER TABLE callqueue_callqueue {}"
-    database.run(
-        "default", storage.format("SET (autovacuum_enabled = off)")
-    )  # one of those would do for a missing one of ours
+    # one of those would do for a missing one of ours
+    database.run("default", storage.format("SET (autovacuum_enabled = off)"))
     sizes: list[int] = []
     try:
         for _ in range(3):
@@ -106,10 +96,8 @@ def test_what_a_vacuum_has_freed_is_used_again() -> None:
             )
             sizes += database.rows("default", "SELECT pg_indexes_size('callqueue_callqueue')")[0]
             with connection.execute_wrapper(after_all_that_could_see_it):
-                assert (
-                    cleanup.clean("default", older_than=timedelta(seconds=1), vacuum=True).calls
-                    == 4000
-                )
+                done = cleanup.clean("default", older_than=timedelta(seconds=1), vacuum=True)
+                assert done.calls == 4000
     finally:
         database.run("default", storage.format("RESET (autovacuum_enabled)"))
     assert max(sizes) < 1.2 * sizes[0]
@@ -120,12 +108,8 @@ def after_all_that_could_see_it(execute: Callable[..., Any], sql: str, *rest: An
     deleted: it would keep that.
     """
     if sql.startswith("VACUUM"):
-        now = (
-            database.rows(
-                "default", "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-            )[0][0]
-            % 2**32
-        )
+        newest = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+        now = database.rows("default", newest)[0][0] % 2**32
         end = time.monotonic() + 60
         while database.rows("default", OLDER, [now, now])[0][0]:
             if time.monotonic() > end:
@@ -177,11 +161,8 @@ def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(
     assert cleanup.clean("default", dry_run=True).attempts == 7
     assert cleanup.clean("default", batch_size=2).attempts == 7
     assert set(CallAttempt.objects.values_list("call_id", "pk")) >= {(calls[0].pk, open_one.pk)}
-    assert set(CallAttempt.objects.values_list("call_id", flat=True)) == {
-        calls[0].pk,
-        calls[3].pk,
-        calls[8].pk,
-    }
+    kept = {calls[place].pk for place in (0, 3, 8)}
+    assert set(CallAttempt.objects.values_list("call_id", flat=True)) == kept
 
 
 @pytest.mark.django_db(transaction=True)

@@ -118,24 +118,15 @@ def test_a_hold_on_a_key_is_shown_and_the_drain_time_knows_it(rules: Rules) -> N
 
 
 def test_a_reader_that_leaves_is_no_fault_of_the_broker(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "CALLQUEUE_TEST_DATABASE": "sqlite",
-        "CALLQUEUE_TEST_DB_NAME": str(tmp_path / "db"),
-    }
+    own = {"CALLQUEUE_TEST_DATABASE": "sqlite", "CALLQUEUE_TEST_DB_NAME": str(tmp_path / "db")}
     command = [sys.executable, "-m", "django", "callqueue_doctor", "--json"]
     reader, writer = os.pipe()
     os.close(reader)
     try:
         done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-        )
+            command, cwd=ROOT, env={**os.environ, **own}, stdout=writer, stderr=subprocess.PIPE,
+            text=True, timeout=120,
+        )  # fmt: skip
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
