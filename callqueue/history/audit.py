@@ -107,7 +107,7 @@ def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Aud
     budgets = {budget.id: _Audited(budget) for budget in book.all_budgets()}
     of_rule: dict[str, list[_Audited]] = {}
     for audited in budgets.values():
-        for rule in _charging(audited.budget):
+        for rule in audited.budget.charging:
             of_rule.setdefault(rule, []).append(audited)
     flights = {rule for rule, listed in of_rule.items() if any(a.is_of_flights for a in listed)}
     count = 0
@@ -118,11 +118,6 @@ def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Aud
                 audited.see(instant, seen)
     listed = [(rule, budget.id) for rule, charged in book.budgets.items() for budget in charged]
     return Audit(since, [budgets[name].finding(rule) for rule, name in listed], count)
-
-
-def _charging(budget: Budget) -> list[str]:
-    """The rules that charge it, and those that did and still count."""
-    return [*budget.rules, *(name for name, _ in budget.former)]
 
 
 def _longest_lag(book: Book) -> int:
@@ -268,7 +263,7 @@ class Bucket(Tally):
 def _attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
     """The attempts of all rules by the end; the open ones that a worker has begun come last."""
     what = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
-    rules = {rule for budget in book.all_budgets() for rule in _charging(budget)}
+    rules = {rule for budget in book.all_budgets() for rule in budget.charging}
     streams = [_ended(using, what, rule, cut) for rule in sorted(rules)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
     for row in _rows(using, what, "finished_at IS NULL AND started_at IS NOT NULL", []):

@@ -45,6 +45,11 @@ class Budget:
         """What the settings and operators call it."""
         return self.settings_id or self.id
 
+    @property
+    def charging(self) -> list[str]:
+        """The rules that charge it, and those that did and still count."""
+        return [*self.rules, *(name for name, _ in self.former)]
+
     def counts(self, rule: str, released_at: Us) -> bool:
         """Whether an attempt that the rule released at this instant is charged to it."""
         return rule in self.rules or any(

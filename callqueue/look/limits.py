@@ -253,7 +253,7 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us
     """
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
-    found = charged.filter(rule__in=_charging(budget)).order_by()
+    found = charged.filter(rule__in=budget.charging).order_by()
     if value:
         part = json.dumps({limit.per: value}, ensure_ascii=False, separators=(",", ":"))[1:-1]
         mentions = Q(key__contains=part)
@@ -279,7 +279,7 @@ def _ends(
         limit, since = budget.limit, budget.limit.horizon(account.now) - 1
         if is_whole and account.meter(budget).free and not _is_short(limit):
             continue
-        for rule in _charging(budget):
+        for rule in budget.charging:
             count, grouped = "1", ""
             if _is_short(limit):
                 slot = slot_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
@@ -314,7 +314,7 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
         return {}
     widths = {budget.id: _width(budget.limit.window_us) for budget in budgets}
     first = min(budget.limit.horizon(now) for budget in budgets) // SECOND
-    rules = {rule for budget in budgets for rule in _charging(budget)}
+    rules = {rule for budget in budgets for rule in budget.charging}
     stored = tables.sums(using).filter(rule__in=rules, width__in=widths.values())
     by_rule: dict[tuple[str, int], list[tuple[Us, int]]] = {}
     columns = stored.filter(start__gt=first - sums.QUARTER_S).order_by("start")
@@ -324,7 +324,7 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
     return {
         budget.id: sorted(
             one
-            for rule in _charging(budget)
+            for rule in budget.charging
             for one in by_rule.get((rule, widths[budget.id]), ())
             if one[0] > budget.limit.horizon(now)
         )
@@ -335,11 +335,6 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
 def _width(window_us: int) -> int:
     """The stretches that tell enough of a window."""
     return sums.MINUTE_S if window_us <= sums.HOUR_S * SECOND else sums.QUARTER_S
-
-
-def _charging(budget: Budget) -> list[str]:
-    """The rules that charge it, and those that did and still count."""
-    return [*budget.rules, *(name for name, _ in budget.former)]
 
 
 def _shared_out(used: int, spread: Spread, now: Us) -> list[tuple[Us, int]]:
