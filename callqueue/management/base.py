@@ -29,12 +29,6 @@ UNREAD = 141  # as a shell says of a program whose reader left: 128 and SIGPIPE
 PATIENCE = 5  # seconds that connecting to the database may take
 
 
-class ReaderLeft(Exception):
-    """Whoever read the output has closed it, as `| head` does. (A BrokenPipeError may be the
-    broker's as well.)
-    """
-
-
 class CallQueueCommand(BaseCommand):
     """A command of callqueue: `run` is its body, and errors become one line and an exit code.
 
@@ -70,10 +64,6 @@ class CallQueueCommand(BaseCommand):
                 )
             else:
                 self.run(using, options)
-        except ReaderLeft:
-            if self.stdout._out is sys.stdout:
-                _let_go_of_stdout()
-            raise SystemExit(UNREAD) from None
         except (WrongDuration, CallQueueError) as error:
             raise wrong_use(str(error)) from None
         except (DatabaseError, InterfaceError) as error:
@@ -96,12 +86,16 @@ class CallQueueCommand(BaseCommand):
         self.write(json.dumps(document, indent=2, default=str))
 
     def write(self, text: str) -> None:
-        """Text as it is, and a line's end, at once. ReaderLeft where nobody reads any more."""
+        """Text as it is, and a line's end, at once. SystemExit where nobody reads any more, as
+        behind `| head`.
+        """
         try:
             self.stdout.write(text)
             self.stdout.flush()
-        except BrokenPipeError:
-            raise ReaderLeft from None
+        except BrokenPipeError:  # not the broker's
+            if self.stdout._out is sys.stdout:
+                _let_go_of_stdout()
+            raise SystemExit(UNREAD) from None
 
 
 def counted(number: int, noun: str = "call") -> str:
