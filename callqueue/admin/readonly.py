@@ -94,8 +94,8 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
         "call_link",
         "number",
         "rule",
-        "shown_key",
-        "shown_outcome",
+        "key",
+        "outcome",
         "response_status",
         "shown_error",
         "released",
@@ -120,17 +120,6 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
             yield Q(call_id=number)
         has_key = f"NOT ({database.quoted(using, 'key')} = '')"
         yield of_any_rule(using, has_key) & Q(key=term) & ~Q(key="")
-
-    @admin.display(description=_("key"))
-    def shown_key(self, attempt: CallAttempt) -> str:
-        return Truncator(attempt.key).chars(40)
-
-    @admin.display(description=_("outcome"))
-    def shown_outcome(self, attempt: CallAttempt) -> str:
-        kind = call_page.OUTCOMES.get(attempt.outcome, "other")
-        return format_html(
-            '<span class="cq-status cq-{}">{}</span>', kind, attempt.get_outcome_display()
-        )
 
     @admin.display(description=_("error"))
     def shown_error(self, attempt: CallAttempt) -> str:
