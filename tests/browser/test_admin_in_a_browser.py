@@ -127,8 +127,6 @@ def test_an_operator_logs_in_finds_a_failed_call_and_requeues_it(
     shoot("call")
     press(browser, "As a curl command")
     assert "$STRIPE" in text(browser, "#cq-curl")
-    press(browser, "Copy")
-    wait(lambda: text(browser, "[data-copied]"))
     press(browser, "Requeue")
     wait(lambda: every(browser, ".cq-confirm"))
     press(browser, "Requeue 1 call")
