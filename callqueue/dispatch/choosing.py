@@ -29,7 +29,6 @@ from callqueue.ledger.holds import Held, InForce
 from callqueue.ledger.memo import NotKnown
 from callqueue.ledger.ready_calls import TOP, Candidate
 from callqueue.limits.budgets import Book, Budget, cost_of
-from callqueue.maintenance import breaker
 from callqueue.sending.validation import check_cost
 
 LATELY = 2.0  # seconds, of which the begun ones show how fast workers are
@@ -83,7 +82,7 @@ class HeldOrFull(Held):
 
     @property
     def without_full_queues(self) -> Held:
-        return Held(self.by_rule, self.probing)
+        return Held(self.by_rule)
 
     def blocking(
         self, rule: str, key: str | None = None, queue: str | None = None
@@ -122,7 +121,7 @@ def with_full_queues(
         )
         is_short |= sum(rooms.values()) < len(listed)
     if full_at:
-        held = HeldOrFull(held.by_rule, held.probing, account, full_at)
+        held = HeldOrFull(held.by_rule, account, full_at)
     return held, is_short
 
 
@@ -278,12 +277,9 @@ class _Finder:
         return self.sake[1] if self.sake is not None and self.sake[0] == rule else -TOP
 
     def find(self, rule: str) -> _Found:
-        """The rule's candidates: one that probes it where its circuit breaker wants that."""
+        """The rule's candidates."""
         queues = _queues(self.account, self.held, rule)
         count = planning.room(self.account, rule, self.batch, queues)
-        probes = self._probes(rule)
-        if probes is not None:
-            return self._find_probe(rule, min(count, probes))
         if not count:
             return _Found([], is_limited=True)
         wanted = self._no_more_than_fit(rule, count)
@@ -307,21 +303,6 @@ class _Finder:
             return count
         least = FEWEST if rule in self.keys.in_turn else 1
         return min(count, max(least, 1 + planning.room_for(self.account, first[0], count)))
-
-    def _probes(self, rule: str) -> int | None:
-        """How many calls may probe the rule; None where its circuit breaker does not want that."""
-        if rule not in self.held.probing or self.account.book.rules[rule].breaker is None:
-            return None
-        open_attempts, now = self.account.open_by_rule[rule], from_us(self.account.now)
-        return breaker.room(self.account.using, rule, open_attempts, now)
-
-    def _find_probe(self, rule: str, count: int) -> _Found:
-        """At most one call; whatever comes next waits for its answer."""
-        if not count:
-            is_out = self.account.open_by_rule[rule] > 0
-            return _Found([], Wait(on_answer=is_out), is_limited=not is_out)
-        calls, wait = self._first(rule, 1)
-        return _Found(calls[:1], wait | Wait(on_answer=bool(calls)))
 
     def _first(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
         """The rule's first calls, by turns where keys have limits or holds of their own."""

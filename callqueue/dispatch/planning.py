@@ -125,9 +125,7 @@ def has_room_at(account: Account, rule: str, queues: Collection[str]) -> Us | No
 
 
 def binding(account: Account, rule: str, queues: Collection[str]) -> Budget | None:
-    """Which of the rule's own limits lets a call of cost 1 go last. None: it has no such limit, and
-    what bounds it is no limit, such as the one call that probes a rule for the breaker.
-    """
+    """Which of the rule's own limits lets a call of cost 1 go last. None: it has no such limit."""
 
     def opens_at(budget: Budget) -> float:
         values = queues if budget.limit.is_per_queue else [""]

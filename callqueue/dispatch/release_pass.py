@@ -512,7 +512,7 @@ def _counted(locked: _Locked, lead: float) -> tuple[Account, Held]:
     account = _account(locked, lead)
     account.read(has_corrections=any(row.is_corrected for row in locked.rows.values()))
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
-    if not (held.by_rule or held.probing):
+    if not held.by_rule:
         account.note_room(locked.laid)
     return account, held
 

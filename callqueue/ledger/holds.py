@@ -17,7 +17,7 @@ from django.db.models import Q
 
 from callqueue import broker, conf, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.ledger import ledger_time, ready_calls, rule_rows
+from callqueue.ledger import ready_calls, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction, untimed
 from callqueue.limits.budgets import Book, key_part
@@ -45,10 +45,9 @@ class InForce:
 
 @dataclass(frozen=True)
 class Held:
-    """The holds on some rules. `probing`: rules that only the breaker held, and no longer does."""
+    """The holds on some rules."""
 
     by_rule: Mapping[str, Sequence[InForce]]
-    probing: frozenset[str] = frozenset()
 
     def blocking(
         self, rule: str, key: str | None = None, queue: str | None = None
@@ -89,21 +88,14 @@ def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
     table = tables.name(using, "Hold")
     value, until = quoted(using, "value"), quoted(using, "until")
     sql = (
-        f"SELECT rule, per, {value}, {until}, reason, began_at FROM {table} "
-        f"WHERE rule IN ({places(rules)}) "
-        f"AND ({until} IS NULL OR {until} > %s OR source = 'breaker') ORDER BY id"
+        f"SELECT rule, per, {value}, {until}, reason FROM {table} "
+        f"WHERE rule IN ({places(rules)}) AND ({until} IS NULL OR {until} > %s) ORDER BY id"
     )
     by_rule: dict[str, list[InForce]] = {}
-    probing = set()
-    for rule, per, text, ends, reason, began in rows(
-        using, sql, [*rules, as_parameter(using, now)]
-    ):
+    for rule, per, text, ends, reason in rows(using, sql, [*rules, as_parameter(using, now)]):
         ends_at = None if ends is None else from_us(instant_us(ends))
-        if ends_at is None or ends_at > now:
-            by_rule.setdefault(rule, []).append(InForce(rule, per, text, ends_at, reason))
-        elif instant_us(ends) > instant_us(began):  # else the breaker was closed at that instant
-            probing.add(rule)
-    return Held(by_rule, frozenset(probing))
+        by_rule.setdefault(rule, []).append(InForce(rule, per, text, ends_at, reason))
+    return Held(by_rule)
 
 
 def lay(
@@ -141,19 +133,6 @@ def lay(
     if laid:
         _tell(rules, scope, until, reason)
     return laid
-
-
-def lay_in_pass(
-    using: str, rule: str, until: datetime, reason: str, now: datetime, *, source: str
-) -> None:
-    """Hold a rule as of a pass's `now`; a hold in force stays as it is.
-
-    A pass has the rule's lock, without which nobody moves the ledger: it does not wait for the
-    frame's, which others take first.
-    """
-    scope = {"per": "rule", "value": "", "source": source}
-    if _lay(using, {"rule": rule, **scope}, until, reason, now, extend=False, replace=False):
-        _tell([rule], scope, ledger_time.to_wall(using, until), reason)
 
 
 def _tell(

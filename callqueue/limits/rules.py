@@ -68,29 +68,18 @@ class Breaker:
     """When a rule is held because its calls keep failing, and for how long. Times in seconds; see
     docs/how-to/circuit-breaker.md.
 
-    Trips after `failures` failed attempts in a row, or once `share` of at least `least` attempts
-    failed, all `within` seconds. The rule is then held for `hold`, `factor` times longer each time
-    that the one call which probes it fails, at most `longest`.
+    Trips after `failures` failed attempts in a row `within` seconds. The rule is then held for
+    `hold`, `factor` times longer each time that the first call after that fails, at most `longest`.
     """
 
-    failures: int | None = 10
-    share: float | None = None
-    least: int = 20
+    failures: int = 10
     within: float = 60.0
     hold: float = 30.0
     factor: float = 2.0
     longest: float = 600.0
 
     def __post_init__(self) -> None:
-        if self.failures is None and self.share is None:
-            raise ImproperlyConfigured(
-                "Breaker.failures: None, and Breaker.share too: nothing could ever trip it"
-            )
-        if self.failures is not None:
-            _whole(self, "failures", 1, 10_000)
-        if self.share is not None:
-            _number(self, "share", 0.01, 1, "a share")
-        _whole(self, "least", 1, 10_000)
+        _whole(self, "failures", 1, 10_000)
         _seconds(self, "within", 0.1, 86400)
         _seconds(self, "hold", 0.1, 86400)
         _number(self, "factor", 1, 100)

@@ -1,1 +1,1 @@
-"""What time brings: lost attempts, expiries, retention, probes."""
+"""What time brings: lost attempts, expiries, retention, breakers."""

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from callqueue import Breaker, Retry, Rule, control, states
+from callqueue import Rule, control
 from callqueue.dispatch.release_pass import release
-from callqueue.models import CallAttempt, CallQueue, Hold, LedgerState, RuleState
-from callqueue.testing import travel
-from tests.db.maintenance.test_breaker import answer
-from tests.support.behaviour import Vendor, run, send
+from callqueue.models import CallAttempt, Hold, RuleState
+from tests.support.behaviour import send
 from tests.support.locking import together, waiting_for_nobody
 
 Rules = Callable[..., None]
@@ -103,32 +101,3 @@ def test_a_pause_that_waits_for_a_pass_too_long_leaves_the_rule_held(
     assert Hold.objects.get().reason == "first"
     release("default", ["r"])
     assert not CallAttempt.objects.exists()
-
-
-def test_a_pass_that_judges_a_probe_waits_for_nobody_who_moves_the_ledger(
-    rules: Rules, remote: Vendor, row_locks: None
-) -> None:
-    """He has the frame's lock, and waits for the rule's, which the pass has."""
-    rules(r=Rule(retry=Retry(max_attempts=1), breaker=Breaker(failures=1, hold=30)))
-    remote.answers["/"] = 500
-    send("r")
-    run()
-    with travel(seconds=31):
-        send("r")
-        release("default", ["r"])
-        # It failed, and who recorded that has died before he looked at the breaker.
-        (probe,) = CallQueue.objects.dispatched()
-        answer(probe, states.ERRORED)
-        send("r")
-
-        def in_time() -> None:
-            with waiting_for_nobody():
-                release("default", ["r"])
-
-        with transaction.atomic():
-            list(LedgerState.objects.select_for_update())
-            together(in_time)
-    hold = Hold.objects.get(source="breaker")
-    assert "the call that probed the rule failed too" in hold.reason
-    assert CallAttempt.objects.count() == 2
-    assert (hold.until - hold.began_at).total_seconds() == pytest.approx(60, abs=1)

@@ -32,7 +32,6 @@ REASONS = {
     "execution/claim.py:_jobs": MAKER + "; without it, dispensers are asked who has it",
     "execution/request.py:_policy": "what this process may connect to; no opinion says anything of hosts",
     "ledger/settings.py:book_lately": "joined with what all others hold",
-    "maintenance/breaker.py:_settle": "whether it has a breaker, which only ever lays holds",
     "maintenance/reconcile.py:queues_wanted": "rules whose hook it has",
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",
     "maintenance/cleanup.py:_cuts": "how long ended calls are kept; what counts, the ledger says",

@@ -1,6 +1,4 @@
-"""The circuit breaker: a rule whose calls keep failing is held, probed by one call, and resumed or
-held longer.
-"""
+"""The circuit breaker: a rule whose calls keep failing is held, and held longer where that goes on."""
 
 from __future__ import annotations
 
@@ -11,9 +9,10 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue import Breaker, Retry, Rule, SlidingWindow, control, events, states
+from callqueue import Breaker, Retry, Rule, control, events, states
+from callqueue.execution import executor
 from callqueue.ledger import ledger_time
-from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.models import CallAttempt, Hold
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, run, send
 
@@ -100,32 +99,21 @@ def test_failures_long_ago_do_not_count(rules: Rules, remote: Vendor) -> None:
         assert not in_force()
 
 
-def test_a_share_of_the_attempts_holds_it_too(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=None, share=0.5, least=6)))
-    fail(remote, 3, status=200)
-    fail(remote, 2)
-    assert not in_force()
-    fail(remote, 1)
-    (hold,) = in_force()
-    assert hold.reason == "the circuit breaker: 3 of 6 attempts failed within 60 s"
-
-
-def test_after_the_hold_one_call_probes_and_its_success_resumes_the_rule(
-    rules: Rules, remote: Vendor
-) -> None:
+def test_after_the_hold_all_may_go_and_a_success_begins_anew(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=30)))
     fail(remote, 2)
-    for _ in range(5):
-        send("r")
     with travel(seconds=31):
-        (probe,) = release()
-        assert release() == []
-        answer(probe, states.SUCCEEDED)
-        assert len(release()) == 4
+        fail(remote, 1, status=200)
+        fail(remote, 1)
+        assert not in_force()
+        fail(remote, 1)
+        (hold,) = in_force()
+        assert (hold.until - hold.began_at).total_seconds() == pytest.approx(30, abs=1)
 
 
-def test_a_probe_that_fails_holds_the_rule_again_for_longer_up_to_a_bound(
-    rules: Rules, remote: Vendor
+@pytest.mark.parametrize("status", [404, 500])
+def test_the_first_failure_after_it_holds_the_rule_for_longer_up_to_a_bound(
+    rules: Rules, remote: Vendor, status: int
 ) -> None:
     rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=30, factor=3, longest=100)))
     fail(remote, 2)
@@ -133,60 +121,28 @@ def test_a_probe_that_fails_holds_the_rule_again_for_longer_up_to_a_bound(
     for _ in range(3):
         ahead += (lengths[-1] if lengths else 30) + 1
         with travel(ahead):
-            fail(remote, 1)
+            fail(remote, 1, status=status)
+            if status == 404:  # the call's own fault
+                assert not in_force()
+                continue
             (hold,) = in_force()
             lengths.append((hold.until - hold.began_at).total_seconds())
-            assert hold.reason == "the circuit breaker: the call that probed the rule failed too"
-    assert lengths == pytest.approx([90, 100, 100], abs=1)
+            assert hold.reason == "the circuit breaker: it failed again after it was held"
+    assert lengths == pytest.approx([90, 100, 100] if status == 500 else [], abs=1)
 
 
-def test_failures_from_before_do_not_trip_it_once_it_is_closed(
+def test_what_was_in_flight_before_the_hold_does_not_trip_it_after_that(
     rules: Rules, remote: Vendor
 ) -> None:
-    rules(
-        r=Rule(
-            retry=NEVER, breaker=Breaker(failures=None, share=0.5, least=3, within=3600, hold=10)
-        )
-    )
-    fail(remote, 4)
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=10)))
+    slow = send("r")
+    assert release() == [slow]
+    fail(remote, 2)
     with travel(seconds=11):
-        fail(remote, 1, status=200)
-        fail(remote, 1)
+        executor.execute("default", [CallAttempt.objects.get(call=slow).pk])
+        slow.refresh_from_db()
+        assert slow.status == states.FAILED
         assert not in_force()
-
-
-def test_a_probe_that_never_went_is_followed_by_another(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=30)))
-    fail(remote, 2)
-    first, second = send("r"), send("r")
-    with travel(seconds=31):
-        assert release() == [first]
-        first.refresh_from_db()
-        first.cancel()
-        assert release() == [second]
-
-
-def test_the_limits_of_the_rule_hold_for_the_probe(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=NEVER, limits=[SlidingWindow("2/h")], breaker=Breaker(failures=2, hold=30)))
-    fail(remote, 2)
-    send("r")
-    with travel(seconds=31):
-        assert release() == []
-
-
-def test_under_limits_per_key_one_call_probes(rules: Rules, remote: Vendor) -> None:
-    rules(
-        r=Rule(
-            retry=NEVER,
-            limits=[SlidingWindow("9/m", per="key")],
-            breaker=Breaker(failures=2, hold=30),
-        )
-    )
-    fail(remote, 2)
-    for key in "abc":
-        send("r", key=key)
-    with travel(seconds=31):
-        assert len(release()) == 1
 
 
 def test_an_operator_may_resume_the_rule_at_once(rules: Rules, remote: Vendor) -> None:
@@ -201,9 +157,7 @@ def test_an_operator_may_resume_the_rule_at_once(rules: Rules, remote: Vendor) -
     ("options", "field"),
     [
         ({"failures": 0}, "Breaker.failures"),
-        ({"failures": None}, "Breaker.share"),
-        ({"share": 1.5}, "Breaker.share"),
-        ({"least": "many"}, "Breaker.least"),
+        ({"failures": None}, "Breaker.failures"),
         ({"within": -1}, "Breaker.within"),
         ({"hold": 0}, "Breaker.hold"),
         ({"factor": 0.5}, "Breaker.factor"),
@@ -228,11 +182,3 @@ def test_a_breaker_that_makes_no_sense_is_refused_by_name(
 def test_a_wrong_field_of_a_rule_is_refused_by_name(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ImproperlyConfigured, match=field):
         Rule(**options)
-
-
-def answer(call: CallQueue, outcome: str) -> None:
-    """Its worker's record, without the worker."""
-    CallAttempt.objects.filter(call=call).update(
-        finished_at=ledger_time.now("default"), outcome=outcome
-    )
-    CallQueue.objects.filter(pk=call.pk).update(status=states.DONE)
