@@ -24,7 +24,8 @@ from django.utils.module_loading import autodiscover_modules
 from callqueue import aside, database, events
 from callqueue.texts import in_one_line
 
-ANNOUNCE = "callqueue.announce"  # the task that runs the project's receivers and callbacks
+# the tasks that are sent beside: they run the project's receivers, callbacks and hooks
+ANNOUNCE, RECOVER = "callqueue.announce", "callqueue.recover_lost_calls"
 # seconds that the broker has to take a message and, where it confirms, to confirm it
 PATIENCE = 5.0
 # and that an `apply_async` of the project's own may take: it has work of its own to do
@@ -112,7 +113,7 @@ def _send_or_drop(name: str, args: tuple[Any, ...], queue: str) -> None:
             events.emit("listener_failed", receiver=name, error=type(error).__name__)
             return
         why = why_away(current_app, error)
-        events.emit("broker_away", during="announce", error=why)
+        events.emit("broker_away", during=name.rpartition(".")[2], error=why)
 
 
 @contextmanager

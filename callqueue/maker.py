@@ -6,30 +6,25 @@ database. They are made by the threads of the process's flight, as those of mess
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from celery import current_app
 
-from callqueue import aside, broker, callbacks, clocks, conf
+from callqueue import broker, callbacks, clocks, conf
 from callqueue.dispatch import publisher
 from callqueue.dispatch.next_look import ROOMY, Room
 from callqueue.dispatch.release_pass import Begins, Begun
 from callqueue.execution import claim, in_flight, starvation
 from callqueue.handlers import HTTP_METHODS
 from callqueue.look.alive import RUN, WORKER
-from callqueue.maintenance import reconcile
 
 SLOTS = 4  # a process has room for as many HTTP calls as a worker with so many
 HANDLED = 8  # calls of handlers at most: each has a thread, and perhaps a connection to a database
 HUNG = 64  # that have had their time, each with its thread, that take no room of others at most
-ASKING = 4  # threads that ask reconcile hooks at most
 
 
 class Maker:
     """Makes all that its process releases, tasks and other handlers' calls too, without broker and
     workers. It has SLOTS times CALLS_PER_SLOT HTTP calls in flight at most, and HANDLED others, and
-    takes no more of either. Unknown calls are reconciled in threads beside it. `leave` when no more
-    are to come.
+    takes no more of either. `leave` when no more are to come.
     """
 
     kind = RUN
@@ -39,7 +34,6 @@ class Maker:
         self.using = using
         in_flight.know_worker(self)
         self.flight = in_flight.flight_of(using)
-        self._asking: list[aside.Errand] = []
 
     def room(self) -> Room:
         """What may be released now; nothing while this process lacks what calls need."""
@@ -57,15 +51,6 @@ class Maker:
     def take(self, begun: Begun) -> None:
         """Have these calls made."""
         take_off(self.using, begun)
-
-    def reconcile(self, using: str, queues: Sequence[str]) -> None:
-        """Ask what became of unknown calls, where there are any: beside what asks already, since a
-        hook may hang.
-        """
-        self._asking = [one for one in self._asking if one.is_under_way]
-        if queues and len(self._asking) < ASKING:
-            errand = aside.Errand("reconcile", lambda: reconcile.ask_due(using))
-            self._asking.append(errand)
 
     def leave(self) -> None:
         """Wait until what is in flight has ended, and for what announces it."""
@@ -102,10 +87,6 @@ class WorkersMaker:
     def take(self, begun: Begun) -> None:
         """Have these calls made."""
         take_off(self.using, begun)
-
-    def reconcile(self, using: str, queues: Sequence[str]) -> None:
-        """A worker does, in a task."""
-        publisher.ask_to_recover(using, queues)
 
 
 def take_off(using: str, begun: Begun) -> None:

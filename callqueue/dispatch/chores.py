@@ -10,16 +10,15 @@ them itself, one after the other.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import callbacks, database, events
+from callqueue import broker, callbacks, database, events
 from callqueue.aside import Errand
-from callqueue.dispatch import publisher
 from callqueue.history import sums
 from callqueue.ledger import holds, ledger_time, ready_calls, settings
 from callqueue.maintenance import cleanup, reconcile, recovery
@@ -37,10 +36,6 @@ ALWAYS = 0.0  # a chore of every round
 REST = 4.0
 AGAIN = 5.0  # seconds until one is tried again that has failed
 TELL = 60.0  # seconds between two events of one chore; and after which one that goes on is told of
-
-
-# asks, or has asked, what became of the unknown calls of the rules that have these queues
-Reconcile = Callable[[str, Sequence[str]], object]
 
 
 @dataclass
@@ -83,14 +78,9 @@ class Chores:
     """
 
     def __init__(
-        self,
-        using: str,
-        heartbeat: Callable[[], object],
-        reconcile: Reconcile = publisher.ask_to_recover,
-        *,
-        cleans: bool = False,
+        self, using: str, heartbeat: Callable[[], object], *, cleans: bool = False
     ) -> None:
-        self.using, self._reconcile = using, reconcile
+        self.using = using
         self.is_loop = False
         self.next_round_at = 0.0
         self._pause = ROUND  # seconds until the next round
@@ -215,7 +205,9 @@ class Chores:
             self._pause = min(ROUND, max(0.0, due_in))
 
     def _ask_to_reconcile(self) -> None:
-        self._reconcile(self.using, reconcile.queues_wanted(self.using))
+        """Workers do, or threads of this process that makes all calls: it takes the network."""
+        for queue in reconcile.queues_wanted(self.using):
+            broker.send_beside(broker.RECOVER, (self.using,), queue=queue)
 
     def _clean_up(self) -> None:
         """Once a day, by whoever of many finds first that it is time."""

@@ -127,9 +127,6 @@ class Maker(Protocol):
     def take(self, begun: Begun) -> None:
         """Make what it has begun; returns at once."""
 
-    def reconcile(self, using: str, queues: Sequence[str]) -> None:
-        """Reconcile what is unknown, where there is a queue that wants it."""
-
 
 class Dispenser:
     """A dispenser of one process. `run` until told to stop, or `run_once`, then `leave`.
@@ -157,8 +154,7 @@ class Dispenser:
         self.membership = Membership(using, self.name, settings)
         if (maker is None or maker.kind != RUN) and publish is publisher.publish:
             self.membership.broker = broker.address(current_app)
-        ask = maker.reconcile if maker else publisher.ask_to_recover
-        self.chores = Chores(using, self.membership.heartbeat, ask, cleans=maker is not None)
+        self.chores = Chores(using, self.membership.heartbeat, cleans=maker is not None)
         self._listener = Listener(using)
         self._poll_at = 0.0  # when to look for calls that are ready
         self._emitted: dict[str, float] = {}

@@ -26,11 +26,7 @@ from callqueue.ledger.ready_calls import Candidate
 # attempts in a message at most: larger ones save little more, and all of one share its fate when a
 # worker dies
 MESSAGE_SIZE = 32
-# seconds until the broker drops a message that asks to recover, by its own clock; and until a
-# worker does, whose clock may be ten minutes off, for brokers that drop nothing
-RECOVER_LASTS = 30.0
-RECOVER_EXPIRES = 3600.0
-MAKE_API_CALL, RECOVER = "callqueue.make_api_call", "callqueue.recover_lost_calls"
+MAKE_API_CALL = "callqueue.make_api_call"
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
 Publish = Callable[[str, Sequence[Message]], object]  # raises BrokerAway
 PROMPT = 0.1  # seconds that the loop waits until what was released is published
@@ -81,18 +77,6 @@ def publish(using: str, batch: Sequence[Message]) -> None:
             events.emit("publish_failed", queue=queue, messages=len(batch) - position, error=why)
             transitions.undo(using, [pk for _, rest in batch[position:] for pk in rest])
             raise BrokerAway(why) from None
-
-
-def ask_to_recover(using: str, queues: Iterable[str]) -> None:
-    """Have a worker of each queue recover and reconcile: a dispenser does not take the network."""
-    for queue in queues:
-        try:
-            task, given = current_app.tasks[RECOVER], _options(using)
-            broker.send(task, (), given, queue=queue, lasts=RECOVER_LASTS, expires=RECOVER_EXPIRES)
-        except Exception as error:
-            why = broker.why_away(current_app, error)
-            events.emit("broker_away", during="reconcile", error=why)
-            return
 
 
 def _options(using: str) -> dict[str, Any]:

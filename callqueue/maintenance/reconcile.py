@@ -5,14 +5,12 @@ In: calls that are UNKNOWN, whose rule has a hook. Out: what the hook says, as t
 done, failed, or to be made again. The hook may use the network, so it is asked in a worker and
 never inside a transaction; it is asked again after a minute, then less and less often, and no more
 than MOST times. One worker at a time asks of a rule, so a hook that hangs keeps one slot and no
-second one.
+second one, and that for PATIENCE at most.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,9 +20,8 @@ from django.db import DatabaseError, InterfaceError
 from django.db.models import F, Q
 from django.utils.module_loading import import_string
 
-from callqueue import clocks, conf, database, events, states, tables, texts, transitions
+from callqueue import aside, clocks, conf, database, events, states, tables, texts, transitions
 from callqueue.database import EPOCH
-from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.ledger import ledger_time, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction
@@ -41,39 +38,28 @@ LONGEST = 6 * 3600.0
 MOST = 10  # times that a hook is asked of a call
 BATCH = 20  # calls of a rule that one round asks of
 ROUND = 5.0  # seconds after which a round asks of no other call
-TURN = timedelta(minutes=1)  # for which a rule is one worker's to ask of, unless it says so again
-RENEWAL = 20.0  # seconds after which it does
+PATIENCE = 30.0  # seconds that a hook has to answer
+TURN = timedelta(minutes=1)  # for which a rule is one worker's to ask of: longer than a round takes
 
 
-def reconcile(call: CallQueue) -> int:
-    """Ask now what became of a call, and believe it; the call's status then, to which the instance
-    is brought up to date.
-
-    IllegalTransition where it is not UNKNOWN, InvalidCall where its rule has no hook. What the hook
-    raises is raised.
-    """
-    using = call._state.db or "default"
-    hook = _hooks().get(call.rule)
-    if call.status != states.UNKNOWN:
-        raise IllegalTransition(
-            f"call {call.pk} is {call.get_status_display()}; only unknown ones are reconciled"
-        )
-    if hook is None:
-        raise InvalidCall("rule", f"{call.rule!r} has no reconcile hook to ask")
-    _believe(using, call, _imported(hook)(call))
-    call.refresh_from_db(using=using)
-    return call.status
-
-
-def ask_due(using: str, most: int = BATCH) -> int:
-    """Ask of the calls whose time it is, at most so many of each rule, for ROUND seconds; the count
+def ask_due(using: str) -> int:
+    """Ask of the calls whose time it is, at most BATCH of each rule, for ROUND seconds; the count
     of those that are UNKNOWN no more. Not in a transaction.
     """
     settled, end = 0, clocks.monotonic() + ROUND
     for rule in database.persist(using, partial(_free_rules, using), during="reconcile"):
-        if clocks.monotonic() < end:
-            with _turn(using, rule) as is_ours:
-                settled += _ask_of(using, rule, most, end) if is_ours else 0
+        if clocks.monotonic() >= end:
+            break
+        turn = database.persist(using, partial(_take_turn, using, rule), during="reconcile")
+        if turn is None:
+            continue
+        try:
+            settled += _ask_of(using, rule, end)
+        finally:
+            with suppress(DatabaseError, InterfaceError):  # then it lapses
+                tables.rule_states(using).filter(rule=rule, reconciling_until=turn).update(
+                    reconciling_until=ledger_time.now(using)
+                )
     return settled
 
 
@@ -98,67 +84,20 @@ def _free_rules(using: str) -> list[str]:
     return sorted(free, key=lambda rule: (until.get(rule, EPOCH), rule))
 
 
-@contextmanager
-def _turn(using: str, rule: str) -> Iterator[bool]:
-    """Whether this worker asks of the rule: then nobody else does until the block ends, however
-    long that takes, or until TURN after its process has.
-    """
-    mine = database.persist(using, partial(_take_turn, using, rule), during="reconcile")
-    if mine is None:
-        yield False
-        return
-    ended, latest = threading.Event(), [mine]
-    keeper = threading.Thread(
-        target=_keep_turn, args=(using, rule, latest, ended), name="callqueue-turn", daemon=True
-    )
-    keeper.start()
-    try:
-        yield True
-    finally:
-        ended.set()
-        with suppress(DatabaseError, InterfaceError):  # then it lapses
-            _turns(using, rule).filter(reconciling_until=latest[0]).update(
-                reconciling_until=ledger_time.now(using)
-            )
-
-
-def _turns(using: str, rule: str) -> Any:
-    return tables.rule_states(using).filter(rule=rule)
-
-
 def _take_turn(using: str, rule: str) -> datetime | None:
-    """Until when the rule is this worker's; None where it is another's."""
+    """Until when the rule is this worker's to ask of; None where it is another's."""
     rule_rows.ensure(using, {rule})
     now = ledger_time.now(using)
     free = Q(reconciling_until__isnull=True) | Q(reconciling_until__lte=now)
-    return (
-        now + TURN
-        if _turns(using, rule).filter(free).update(reconciling_until=now + TURN)
-        else None
-    )
+    mine = tables.rule_states(using).filter(free, rule=rule)
+    return now + TURN if mine.update(reconciling_until=now + TURN) else None
 
 
-def _keep_turn(using: str, rule: str, latest: list[datetime], ended: threading.Event) -> None:
-    """Say again and again that the rule is this worker's: what a thread of its own does, on a
-    connection of its own, while a hook takes its time.
-    """
-    while not ended.wait(RENEWAL):
-        with suppress(DatabaseError, InterfaceError):
-            until = ledger_time.now(using) + TURN
-            if (
-                _turns(using, rule)
-                .filter(reconciling_until=latest[0])
-                .update(reconciling_until=until)
-            ):
-                latest[0] = until
-        database.close_all()
-
-
-def _ask_of(using: str, rule: str, most: int, end: float) -> int:
+def _ask_of(using: str, rule: str, end: float) -> int:
     """Ask of the rule's calls whose time it is, until it is late; how many are UNKNOWN no more."""
     due = _due(using).filter(rule=rule).order_by(F("reconcile_at").asc(nulls_first=True), "pk")
     settled = 0
-    for call in database.persist(using, lambda: list(due[:most]), during="reconcile"):
+    for call in database.persist(using, lambda: list(due[:BATCH]), during="reconcile"):
         if clocks.monotonic() < end and database.persist(
             using, partial(_claim, using, call), during="reconcile"
         ):
@@ -167,11 +106,8 @@ def _ask_of(using: str, rule: str, most: int, end: float) -> int:
 
 
 def _hooks() -> dict[str, Any]:
-    return {
-        name: rule.reconcile
-        for name, rule in conf.current().rules.items()
-        if rule.reconcile is not None
-    }
+    rules = conf.current().rules.items()
+    return {name: rule.reconcile for name, rule in rules if rule.reconcile is not None}
 
 
 def _due(using: str) -> Any:
@@ -184,23 +120,20 @@ def _due(using: str) -> Any:
 def _claim(using: str, call: CallQueue) -> bool:
     """Whether this worker asks: one update sets the next time before the hook is asked."""
     wait = timedelta(seconds=min(LONGEST, FIRST * 2**call.reconcile_count))
-    mine = (
-        type(call)
-        .objects.using(using)
-        .unknown()
-        .filter(pk=call.pk, reconcile_count=call.reconcile_count)
-    )
+    count = call.reconcile_count
+    mine = tables.calls(using).unknown().filter(pk=call.pk, reconcile_count=count)
 
     def work(locked: Locked) -> bool:
-        asked = {"reconcile_count": call.reconcile_count + 1, "reconcile_at": locked.now + wait}
+        asked = {"reconcile_count": count + 1, "reconcile_at": locked.now + wait}
         return bool(locked.calls and mine.update(**asked))
 
     return transaction(using, work, calls=[call.pk])
 
 
 def _ask(using: str, call: CallQueue) -> bool:
+    """Ask what became of the call, and believe it; whether it is UNKNOWN no more."""
     try:
-        answer = _imported(_hooks()[call.rule])(call)
+        answer = _answer(call)
         return database.persist(using, lambda: _believe(using, call, answer), during="reconcile")
     except BaseException as error:
         why = _clean(call, texts.worded(error))[:300]
@@ -210,36 +143,40 @@ def _ask(using: str, call: CallQueue) -> bool:
         return False
 
 
+def _answer(call: CallQueue) -> Any:
+    """What the hook says. In a test's transaction, of which no other thread sees anything, it takes
+    its time.
+    """
+    hook = _hooks()[call.rule]
+    hook = import_string(hook) if isinstance(hook, str) else hook
+    if database.in_any_transaction():
+        return hook(call)
+    return aside.within(PATIENCE, f"reconcile of {call.rule}", lambda: hook(call))
+
+
 def _believe(using: str, call: CallQueue, answer: Any) -> bool:
-    """Make the call what the hook said it is, and say so; False where that changes nothing."""
-    facts = {"call_id": call.pk, "rule": call.rule}
+    """Make the call what the hook said it is, and say so; False where that changes nothing.
+    TypeError for what means no state.
+    """
     if answer is None:
-        why = "the hook cannot tell yet"
-        events.emit("call_reconciled", **facts, status="unknown", reason=why)
-        return False
-    status, why = _reading_of(call, answer)
-    if isinstance(answer, RetryLater):
-        changed = transitions.send_again(using, call, _seconds(answer.after))
+        status, why, changed = states.UNKNOWN, "the hook cannot tell yet", False
+    elif isinstance(answer, Succeeded):
+        status, why = states.DONE, "the provider has it"
+        changed = transitions.settle(using, call, status, "")
+    elif isinstance(answer, GiveUp):
+        status, why = states.FAILED, _clean(call, answer.why)
+        changed = transitions.settle(using, call, status, why)
+    elif isinstance(answer, RetryLater):
+        status, why, after = states.NEW, _clean(call, answer.why), answer.after or 0.0
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        changed = transitions.send_again(using, call, seconds)
     else:
-        changed = transitions.settle(using, call, status, why if status == states.FAILED else "")
-    if changed:
+        wanted = "it may return Succeeded, RetryLater, GiveUp or None"
+        raise TypeError(f"the hook returned {type(answer).__name__}; {wanted}")
+    if changed or answer is None:
         name = conf.NAMES_OF_STATUS[status]
-        events.emit("call_reconciled", **facts, status=name, reason=why)
+        events.emit("call_reconciled", call_id=call.pk, rule=call.rule, status=name, reason=why)
     return changed
-
-
-def _reading_of(call: CallQueue, answer: Any) -> tuple[int, str]:
-    """The state that a hook's answer means, and why; TypeError where it means none."""
-    if isinstance(answer, Succeeded):
-        return states.DONE, "the provider has it"
-    if isinstance(answer, RetryLater):
-        return states.NEW, _clean(call, answer.why)
-    if isinstance(answer, GiveUp):
-        return states.FAILED, _clean(call, answer.why)
-    raise TypeError(
-        f"the hook returned {type(answer).__name__}; "
-        "it may return Succeeded, RetryLater, GiveUp or None"
-    )
 
 
 def _clean(call: CallQueue, text: str) -> str:
@@ -248,11 +185,3 @@ def _clean(call: CallQueue, text: str) -> str:
     params, method = data.get("params"), str(data.get("method"))
     payload = payload_of(method, params)
     return clean(text, disclosure.values_of(method, params, rule=call.rule, key=call.key), payload)
-
-
-def _seconds(after: float | timedelta | None) -> float:
-    return after.total_seconds() if isinstance(after, timedelta) else after or 0.0
-
-
-def _imported(hook: Any) -> Any:
-    return import_string(hook) if isinstance(hook, str) else hook

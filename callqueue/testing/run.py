@@ -147,11 +147,9 @@ class _Tasks:
         given = {key: options[key] for key in kept if options.get(key) is not None}
         return task.apply(args, kwargs, throw=False, **given)
 
-    @staticmethod
-    def announce(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-        from callqueue import tasks
-
-        tasks.announce(*args)
+    def send_beside(self, name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
+        """One of our own, which announces, or asks hooks."""
+        broker.registered(self.app, name)(*args)
 
     def send_callback(self, app: Any, name: str, args: tuple[Any, ...]) -> None:
         """Run a callback with `(call_id, status)`; one that queues itself is left to it."""
@@ -183,7 +181,7 @@ def _in_this_process() -> Iterator[_Tasks]:
     with (
         mock.patch.object(release_pass, "LEAD", 0.0),
         mock.patch.object(aside, "within", lambda seconds, name, work: work()),
-        mock.patch.object(broker, "send_beside", tasks.announce),
+        mock.patch.object(broker, "send_beside", tasks.send_beside),
         mock.patch.object(broker, "send_by_name", tasks.send_callback),
         mock.patch.object(tasks.app, "send_task", tasks.send_task),
     ):

@@ -272,18 +272,14 @@ def send_again(using: str, call: CallQueue, after: float) -> bool:
     Unlike anybody else's requeue this one leaves the count of the hook's questions as it is: a hook
     cannot go round for ever.
     """
-    calls = tables.calls(using).filter(pk=call.pk)
+    columns: dict[str, Any] = {"reconcile_count": F("reconcile_count")}
+    if after:
+        due = database.clock(using) + timedelta(seconds=after)
+        columns |= {"due_at_dt": due, "ready": False}
 
     def work() -> bool:
-        questions = calls.values_list("reconcile_count", flat=True).first()
         is_unsettled = _unsettled(using, call).exists()
-        if not is_unsettled or not _requeued(using, [call.pk], Move.RECONCILE):
-            return False
-        calls.update(reconcile_count=questions)
-        if after:
-            due = database.clock(using) + timedelta(seconds=after)
-            calls.filter(status=states.NEW).update(due_at_dt=due, ready=False)
-        return True
+        return is_unsettled and bool(_requeued(using, [call.pk], Move.RECONCILE, columns))
 
     if changed := untimed(using, work):
         events.emit("call_requeued", calls=1, first=call.pk)
@@ -310,11 +306,13 @@ def ended(status: int) -> dict[str, Any]:
 _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at": None}
 
 
-def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
-    """Make these calls NEW, those that the move may start from; the count of them. No permits: the
-    code that would make them has gone on.
+def _requeued(
+    using: str, pks: Sequence[int], move: Move, columns: Mapping[str, Any] | None = None
+) -> int:
+    """Make these calls NEW, those that the move may start from, with these columns besides; the
+    count of them. No permits: the code that would make them has gone on.
     """
-    calls = tables.calls(using)
+    calls, as_new = tables.calls(using), {**_as_new(), **(columns or {})}
     found = calls_to_change(using, pks, "unique_key", "status", "method")
     keys = [
         (pk, unique_key)
@@ -322,12 +320,12 @@ def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
         if status in move.sources and method != states.PERMIT
     ]
     keyless = [pk for pk, unique_key in keys if unique_key is None]
-    count = calls.filter(pk__in=keyless).update(**_as_new())
+    count = calls.filter(pk__in=keyless).update(**as_new)
     # Keys are waited for as rows are: in an order that is the same for all.
     for unique_key, pk in sorted((key, pk) for pk, key in keys if key is not None):
         with suppress(IntegrityError), transaction.atomic(using=using):
             # unless another unfinished call carries the key
-            count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
+            count += calls.filter(pk=pk).update(active_key=unique_key, **as_new)
     ready_calls.tell_of_keys(using, [pk for pk, _ in keys])
     return count
 

@@ -28,11 +28,13 @@ def announced_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Without workers, what is to be announced is announced at once, in this process; how it is
     sent else.
     """
-    from callqueue import broker, tasks
+    from celery import current_app
+
+    from callqueue import broker
 
     sends = broker.send_beside
     if "processes" not in request.fixturenames:
-        here = lambda name, args, queue="": tasks.announce(*args)  # noqa: E731
+        here = lambda name, args, queue="": current_app.tasks[name](*args)  # noqa: E731
         monkeypatch.setattr(broker, "send_beside", here)
     return sends
 

@@ -55,9 +55,6 @@ class Maker:
             raise OperationalError("the answer to the commit was lost")
         self.jobs += claim.take_begun("default", begun.rows, begun.reading)
 
-    def reconcile(self, using: str, queues: Any) -> None:
-        """Nothing is."""
-
 
 @pytest.mark.parametrize("keys", [[], [Fernet.generate_key().decode()]], ids=["plain", "sealed"])
 def test_a_job_is_what_a_worker_would_have_begun(

@@ -19,14 +19,15 @@ from callqueue import (
     RetryLater,
     Rule,
     Succeeded,
+    broker,
     database,
     events,
     states,
     tasks,
 )
+from callqueue.conf import NAMES_OF_STATUS
 from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.ledger import ledger_time
 from callqueue.limits.kinds import SECOND
 from callqueue.maintenance import reconcile
@@ -76,39 +77,41 @@ def unknown(rule: str = "r", **options: Any) -> CallQueue:
     return call
 
 
-def test_what_the_provider_has_is_done() -> None:
-    provider.answer = Succeeded()
+@pytest.mark.parametrize(
+    ("answer", "status", "why", "due_in"),
+    [
+        (Succeeded(), states.DONE, "", None),
+        (GiveUp("declined"), states.FAILED, "declined", None),
+        (GiveUp("no such pet: \ud83d\0"), states.FAILED, "no such pet: \ufffd", None),
+        (RetryLater("never seen"), states.NEW, "", 0),
+        (RetryLater("not yet", after=300), states.NEW, "", 300),
+        (RetryLater("not yet", after=timedelta(seconds=300)), states.NEW, "", 300),
+    ],
+    ids=repr,
+)
+def test_a_call_becomes_what_the_hook_says_and_its_end_is_announced_once_more(
+    answer: Any, status: int, why: str, due_in: int | None
+) -> None:
+    told = []
+
+    def listen(call_id: int, status: str, **_: Any) -> None:
+        told.append((call_id, status))
+
+    events.call_finished.connect(listen)
+    provider.answer = answer
     call = unknown()
     assert reconcile.ask_due("default") == 1
-    call.refresh_from_db()
-    assert (call.status, call.error_message) == (states.DONE, "")
-    assert provider.asked == [(call.pk, str(call.idempotency_key))]
-
-
-def test_what_the_provider_refused_is_failed_with_the_reason() -> None:
-    provider.answer = GiveUp("declined")
-    call = unknown()
-    reconcile.ask_due("default")
-    call.refresh_from_db()
-    assert (call.status, call.error_message) == (states.FAILED, "declined")
-
-
-def test_what_never_arrived_is_made_again_under_the_same_idempotency_key() -> None:
-    provider.answer = RetryLater("never seen")
-    call = unknown()
-    reconcile.ask_due("default")
+    events.call_finished.disconnect(listen)
     again = CallQueue.objects.get(pk=call.pk)
-    assert (again.status, again.ready, again.finished_at_dt) == (states.NEW, True, None)
+    assert provider.asked == [(call.pk, str(call.idempotency_key))]
+    assert (again.status, again.error_message) == (status, why)
     assert again.idempotency_key == call.idempotency_key
-
-
-def test_it_may_be_made_again_later() -> None:
-    provider.answer = RetryLater("not yet", after=300)
-    call = unknown()
-    reconcile.ask_due("default")
-    call.refresh_from_db()
-    assert (call.status, call.ready) == (states.NEW, False)
-    assert 290 < (call.due_at_dt - database.clock("default")).total_seconds() <= 300
+    if due_in is None:
+        assert told == [(call.pk, NAMES_OF_STATUS[status])]
+        return
+    assert (told, again.finished_at_dt, again.ready) == ([], None, not due_in)
+    left = (again.due_at_dt - database.clock("default")).total_seconds()
+    assert due_in - 10 < left <= due_in
 
 
 @pytest.mark.parametrize("moved", [0, 3600, -3600])
@@ -146,14 +149,6 @@ def test_a_person_who_requeues_begins_a_new_count_and_a_hook_does_not() -> None:
     CallQueue.objects.update(status=states.UNKNOWN)
     call.requeue()
     assert (call.reconcile_count, call.reconcile_at) == (0, None)
-
-
-def test_what_the_provider_says_is_kept_in_the_nearest_form() -> None:
-    provider.answer = GiveUp("no such pet: \ud83d\0")
-    call = unknown()
-    assert reconcile.ask_due("default") == 1
-    call.refresh_from_db()
-    assert (call.status, call.error_message) == (states.FAILED, "no such pet: \ufffd")
 
 
 @pytest.mark.parametrize(
@@ -202,43 +197,14 @@ def test_the_hook_is_not_asked_inside_a_transaction(settings: Any) -> None:
     assert seen == [False]
 
 
-def test_it_may_be_asked_by_hand() -> None:
-    provider.answer = Succeeded()
-    call = unknown()
-    assert reconcile.reconcile(call) == states.DONE
-    assert call.status == states.DONE
-    with pytest.raises(IllegalTransition, match="only unknown ones"):
-        reconcile.reconcile(call)
-    with pytest.raises(InvalidCall, match="has no reconcile hook"):
-        reconcile.reconcile(unknown("plain"))
-
-
-def test_the_end_is_announced_once_more(caplog: Any) -> None:
-    told = []
-
-    def listen(call_id: int, status: str, **_: Any) -> None:
-        told.append((call_id, status))
-
-    events.call_finished.connect(listen)
-    provider.answer = Succeeded()
-    call = unknown()
-    reconcile.ask_due("default")
-    events.call_finished.disconnect(listen)
-    assert told == [(call.pk, "done")]
-
-
-def test_an_answer_that_comes_too_late_changes_nothing() -> None:
-    call = unknown()
-
+def test_an_answer_that_comes_too_late_changes_nothing(rules: Rules) -> None:
     def meanwhile(asked: CallQueue) -> Succeeded:
         CallQueue.objects.get(pk=asked.pk).requeue()
         return Succeeded()
 
-    provider.__class__.__call__, kept = (lambda self, c: meanwhile(c)), provider.__class__.__call__  # type: ignore[method-assign]
-    try:
-        assert reconcile.ask_due("default") == 0
-    finally:
-        provider.__class__.__call__ = kept  # type: ignore[method-assign]
+    rules(r=Rule(reconcile=meanwhile))
+    call = unknown()
+    assert reconcile.ask_due("default") == 0
     call.refresh_from_db()
     assert call.status == states.NEW
 
@@ -247,17 +213,13 @@ def test_a_dispenser_has_workers_of_the_rules_queue_ask(
     monkeypatch: pytest.MonkeyPatch, rules: Rules
 ) -> None:
     rules(r=Rule(queues="payments", reconcile=hook))
-    sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        tasks.recover_lost_calls,
-        "apply_async",
-        lambda args, kwargs, **options: sent.append(options),
-    )
+    sent: list[Any] = []
+    monkeypatch.setattr(broker, "send_beside", lambda *given, queue: sent.append((*given, queue)))
     Dispenser(publish=lambda *_: True).run_once()
     assert sent == []
     unknown()
     Dispenser(publish=lambda *_: True).run_once()
-    assert [options["queue"] for options in sent] == ["payments"]
+    assert sent == [(broker.RECOVER, ("default",), "payments")]
     assert provider.asked == []
 
 
@@ -315,17 +277,22 @@ def test_while_a_hook_hangs_no_other_worker_asks_of_its_rule_and_of_others_as_ev
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_a_rule_stays_the_workers_for_as_long_as_its_hook_hangs(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+def test_a_hook_that_hangs_is_left_behind_before_its_rule_is_anothers_to_ask_of(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules, caplog: Any
 ) -> None:
-    monkeypatch.setattr(reconcile, "RENEWAL", 0.01)
-    monkeypatch.setattr(reconcile, "TURN", timedelta(seconds=1))
-    hanging: Hanging = request.getfixturevalue("hanging")
-    first = RuleState.objects.get(rule="slow").reconciling_until
-    while RuleState.objects.get(rule="slow").reconciling_until == first:
-        threading.Event().wait(0.01)
-    assert reconcile.ask_due("default") == 0
-    assert hanging.asked == ["slow"]
+    assert reconcile.TURN.total_seconds() > reconcile.ROUND + reconcile.PATIENCE
+    monkeypatch.setattr(reconcile, "PATIENCE", 0.05)
+    goes = threading.Event()
+    rules(slow=Rule(reconcile=lambda call: goes.wait(30) and Succeeded()))
+    call = unknown("slow")
+    try:
+        assert reconcile.ask_due("default") == 0
+        assert "reconcile_failed" in caplog.text
+        assert RuleState.objects.get(rule="slow").reconciling_until <= ledger_time.now("default")
+    finally:
+        goes.set()
+    call.refresh_from_db()
+    assert (call.status, call.reconcile_count) == (states.UNKNOWN, 1)
 
 
 @pytest.mark.parametrize("set_by", [0, -3600])

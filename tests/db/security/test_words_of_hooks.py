@@ -75,8 +75,7 @@ def test_nor_of_what_a_reconcile_hook_says(rules: Rules, remote: behaviour.Vendo
     call = CallQueue.objects.send({"method": "post", "params": params})
     assert call is not None
     CallQueue.objects.update(status=CallQueue.Status.UNKNOWN, ready=False)
-    call.refresh_from_db()
-    reconcile.reconcile(call)
+    reconcile.ask_due("default")
     call.refresh_from_db()
     assert (call.status, call.error_message) == (CallQueue.Status.FAILED, "no [payload]")
 
