@@ -99,9 +99,9 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         """The SQL that reads the column of this table with its row's identity."""
         quote, bound_to = connection.ops.quote_name, self.model._meta.get_field(self.bound_to)
         identity = f"{table}.{quote(bound_to.column)}"  # type: ignore[union-attr]
-        return database.joined_sql(
-            connection, f"'{_ROW}'", identity, "'|'", f"{table}.{quote(self.column)}"
-        )
+        value = f"{table}.{quote(self.column)}"
+        joined = database.dialect(connection.alias).joined
+        return joined.format(f"'{_ROW}'", identity, "'|'", value)
 
     def get_prep_value(self, value: Any) -> Any:
         return value

@@ -26,6 +26,7 @@ from callqueue.database.connections import (
     persist,
     raw_connection,
 )
+from callqueue.database.dialects import dialect, is_mysql, is_sqlite
 from callqueue.database.notify import (
     TOLD,
     lower_flag,
@@ -59,11 +60,8 @@ from callqueue.database.statements import (
     free_ids,
     in_any_transaction,
     in_transaction,
-    is_mysql,
     is_nested,
-    joined_sql,
     json_number_sql,
-    lazily_sql,
     listed,
     loaded,
     locked,
@@ -71,11 +69,9 @@ from callqueue.database.statements import (
     of_each,
     one_view,
     places,
-    position_sql,
     quoted,
     rows,
     run,
-    sharing,
     skip_locked,
     within_idle_seconds,
     without_waiting_for_disk,
@@ -83,7 +79,6 @@ from callqueue.database.statements import (
 )
 from callqueue.database.upkeep import (
     ForeignKey,
-    analyze_changed,
     drop,
     existing,
     foreign_keys_to,

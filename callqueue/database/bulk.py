@@ -1,8 +1,9 @@
 """Many rows at once: in batches, inserted in one statement, changed or deleted by their keys.
 
-Django's bulk_create takes five times as long on PostgreSQL. Its bulk_update writes a CASE of all
-rows for every column, and knows neither a condition (here the fence that keeps a lost worker from
-writing) nor rows that are locked.
+On PostgreSQL all rows are one parameter of one statement: Django's bulk_create takes five times as
+long. Elsewhere they are inserted by it, and changed and deleted one after the other. Its
+bulk_update writes a CASE of all rows for every column, and knows neither a condition (here the
+fence that keeps a lost worker from writing) nor rows that are locked.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from django.db import connections, models
+from django.db import connections, models, transaction
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
 from django.db.models.expressions import DatabaseDefault
 from django.db.models.signals import post_init, pre_init
 
+from callqueue.database.dialects import is_postgresql
 from callqueue.database.statements import (
     free_ids,
-    is_mysql,
-    is_postgresql,
     listed,
     places,
     quoted,
@@ -49,7 +49,6 @@ _READY = (
     models.UUIDField,
 )
 M = TypeVar("M", bound=models.Model)
-_SOURCE, _FREE, _KEYS = "{source}", "{free}", "{keys}"
 
 
 def in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
@@ -77,10 +76,11 @@ class Shape:
 
     `unready` prepares the values that JSON has another form for, `sealed` are the fields that are
     encrypted for their row, which the primary key names. Each has its place among `fields` before
-    it.
+    it. `columns` are quoted.
     """
 
     fields: tuple[Any, ...]
+    columns: tuple[str, ...]
     unready: tuple[tuple[int, Callable[[Any], Any]], ...]
     sealed: tuple[tuple[int, Any], ...]
     names: tuple[str, ...]
@@ -120,19 +120,18 @@ def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shap
     connection, key = connections[using], model._meta.pk
     fields: list[Any] = [key if name == "pk" else model._meta.get_field(name) for name in names]
     columns = tuple(f"v{i}" for i in range(len(fields)))
-    types = ""
-    if connection.vendor == "postgresql":
-        types = ", ".join(
-            f"{column} {field.rel_db_type(connection)}"
-            for column, field in zip(columns, fields, strict=True)
-        )
+    types = [
+        f"{column} {field.rel_db_type(connection)}"
+        for column, field in zip(columns, fields, strict=True)
+    ]
     placed = tuple(enumerate(fields))
     return Shape(
         tuple(fields),
+        tuple(connection.ops.quote_name(field.column) for field in fields),
         unready=tuple((i, _preparing(using, f)) for i, f in placed if type(f) not in _READY),
         sealed=tuple((i, f) for i, f in placed if getattr(f, "bound_to", "") == key.name),
         names=columns,
-        types=types,
+        types=", ".join(types),
     )
 
 
@@ -271,15 +270,13 @@ def _inserted(
     conflicts: str = "",
 ) -> list[Any]:
     """Insert rows of these fields' values into PostgreSQL; the columns `back` of each in turn."""
-    connection = connections[using]
-    quote, written = connection.ops.quote_name, shape(using, model, names)
+    written = shape(using, model, names)
     source, parameters = written.recordset(values)
-    columns = ", ".join(quote(field.column) for field in written.fields)
     given = ", ".join(f"v.{name}" for name in written.names)
-    returned = ", ".join(quote(field.column) for field in back)
+    returned = ", ".join(quoted(using, field.column) for field in back)
     sql = (
-        f"INSERT INTO {quote(model._meta.db_table)} ({columns}) SELECT {given} FROM {source}"
-        f"{conflicts} RETURNING {returned}"
+        f"INSERT INTO {quoted(using, model._meta.db_table)} ({', '.join(written.columns)})"
+        f" SELECT {given} FROM {source}{conflicts} RETURNING {returned}"
     )
     return rows(using, sql, parameters)
 
@@ -291,30 +288,58 @@ def update_each(
     where: str = "",
     params: Sequence[Any] = (),
     *,
-    free: str = "",
+    unchanged: str = "",
 ) -> int:
-    """Update rows by primary key, each with values of its own; the count of rows changed.
+    """Update rows by primary key, each with values of its own; the count of rows that were there.
 
     Each record maps field names to values and has "pk"; all have the same names in the same order.
-    `where` is a further condition on columns of the table, in SQL of this app's own, its values in
-    `params`; {free} in it stands for `free`. In MariaDB the count leaves out rows that had the
-    values already.
+    `where` is a further condition on columns of the table `t`, in SQL of this app's own, its values
+    in `params`; `unchanged` names a field that must have the record's value already.
     """
     if not records:
         return 0
-    connection = connections[using]
     names = ("pk", *(name for name in records[0] if name != "pk"))
-    source, bound = _source(connection, shape(using, model, names), names, records)
-    sql = _update_sql(using, model, names, where).replace(_SOURCE, source, 1).replace(_FREE, free)
-    if connection.vendor == "postgresql":
-        sql = sql.replace(_KEYS, places(records))
-        params = [*params, *(record["pk"] for record in records)]
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [*bound, *params])
-        if cursor.rowcount >= 0:
-            return int(cursor.rowcount)
-        cursor.execute("SELECT CHANGES()")  # sqlite3 counts no statement that begins with WITH
-        return int(cursor.fetchone()[0])
+    written, values = shape(using, model, names), [[one[name] for name in names] for one in records]
+    for i, field in written.sealed:
+        for one in values:
+            one[i] = field.bound(one[i], one[0])
+    # As a CASE the condition fits no partial index: rows are found by their keys, and not by
+    # reading every row for which it is true.
+    fence = f" AND CASE WHEN {where} THEN 1 ELSE 0 END = 1" if where else ""
+    table, (key, *columns) = quoted(using, model._meta.db_table), written.columns
+    same = names.index(unchanged or "pk")
+    if not is_postgresql(using):
+        fence += f" AND t.{written.columns[same]} = %s"
+        sets = ", ".join(f"{column} = %s" for column in columns)
+        prepared = (_prepared(using, written.fields, one) for one in values)
+        return _one_by_one(
+            using,
+            f"UPDATE {table} AS t SET {sets} WHERE t.{key} = %s{fence}",
+            [[*rest, pk, *params, (pk, *rest)[same]] for pk, *rest in prepared],
+        )
+    # The keys are told besides: it would read the whole table to join it with a document, whose
+    # keys it does not know.
+    fence += f" AND t.{written.columns[same]} = v.v{same} AND t.{key} IN ({places(records)})"
+    sets = ", ".join(f"{column} = v.v{i}" for i, column in enumerate(columns, start=1))
+    source, bound = written.recordset(values)
+    sql = f"UPDATE {table} AS t SET {sets} FROM {source} WHERE t.{key} = v.v0{fence}"
+    return run(using, sql, [*bound, *params, *(record["pk"] for record in records)])
+
+
+def _one_by_one(using: str, sql: str, params: Sequence[Sequence[Any]]) -> int:
+    """Run a statement for each of these parameters, all or none; the count of rows changed."""
+    with transaction.atomic(using=using, savepoint=False), connections[using].cursor() as cursor:
+        cursor.executemany(sql, params)
+        return int(cursor.rowcount)
+
+
+def _prepared(using: str, fields: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """These fields' values, as parameters of a statement."""
+    connection = connections[using]
+    return [
+        field.get_db_prep_save(value, connection)
+        for field, value in zip(fields, values, strict=True)
+    ]
 
 
 def update_free(
@@ -325,13 +350,10 @@ def update_free(
     params: Sequence[Any] = (),
 ) -> int:
     """As `update_each`, for rows that nobody else has locked; the locked ones are passed over."""
-    if connections[using].vendor == "sqlite":
-        return update_each(model, using, records, where, params)
     table, ids = quoted(using, model._meta.db_table), listed(one["pk"] for one in records)
     free = free_ids(using, table, ids)
     if is_postgresql(using):
-        where = f"t.id IN ({_FREE}) AND {where}"
-        return update_each(model, using, records, where, params, free=free)
+        return update_each(model, using, records, f"t.id IN ({free}) AND {where}", params)
     with writing(using):
         mine = {pk for (pk,) in rows(using, free)}
         found = [record for record in records if record["pk"] in mine]
@@ -342,76 +364,10 @@ def delete_each(model: type[models.Model], using: str, pks: Sequence[int]) -> in
     """Delete rows by primary key; the count of them.
 
     Django's delete() would first read them, and look in other tables for rows that refer to them.
+    MariaDB and MySQL would read a small table whole for a list, and wait for locked rows that
+    concern nobody here.
     """
     table = quoted(using, model._meta.db_table)
-    if not is_mysql(using):
+    if is_postgresql(using) or not pks:
         return run(using, f"DELETE FROM {table} WHERE id IN ({listed(pks)})")
-    gone = 0
-    for at in range(0, len(pks), 500):
-        ids = " UNION ALL ".join(f"SELECT {int(pk)} AS id" for pk in pks[at : at + 500])
-        gone += run(using, f"DELETE t FROM ({ids}) v {_by_key(table, 'id', 'id')}")
-    return gone
-
-
-def _source(
-    connection: Any, shape: Shape, names: tuple[str, ...], records: Sequence[Mapping[str, Any]]
-) -> tuple[str, list[Any]]:
-    """The records as a table with the columns v0, v1, ..., and its parameters."""
-    values = [[record[name] for name in names] for record in records]
-    for i, field in shape.sealed:
-        for one in values:
-            one[i] = field.bound(one[i], one[0])
-    if connection.vendor == "postgresql":
-        return shape.recordset(values)
-    bound = [
-        field.get_db_prep_save(value, connection)
-        for one in values
-        for field, value in zip(shape.fields, one, strict=True)
-    ]
-    return _listed_rows(connection.vendor, names, len(values)), bound
-
-
-def _listed_rows(vendor: str, names: tuple[str, ...], count: int) -> str:
-    """A table of so many rows of parameters, for databases without recordsets."""
-    row = places(names)
-    if vendor != "mysql":
-        return "VALUES " + ", ".join([f"({row})"] * count)
-    first = ", ".join(f"%s AS v{i}" for i in range(len(names)))
-    selects = [f"SELECT {first}", *[f"SELECT {row}"] * (count - 1)]
-    return f"({' UNION ALL '.join(selects)}) v"
-
-
-@lru_cache(maxsize=256)
-def _update_sql(using: str, model: type[models.Model], names: tuple[str, ...], where: str) -> str:
-    """The statement of `update_each`, with a place for the table of values: `v.v0` is the primary
-    key, `v.v1` and on the values.
-    """
-    connection = connections[using]
-    quote = connection.ops.quote_name
-    fields = shape(using, model, names).fields
-    table, (key, *columns) = quote(model._meta.db_table), [quote(f.column) for f in fields]
-    # As a CASE the condition fits no partial index: rows are found by their keys, and not by
-    # reading every row for which it is true. PostgreSQL is told the keys besides: it would read the
-    # whole table to join it with a document, whose keys it does not know.
-    condition = f" AND CASE WHEN {where} THEN 1 ELSE 0 END = 1" if where else ""
-    own = "t." if connection.vendor == "mysql" else ""
-    sets = ", ".join(f"{own}{column} = v.v{i}" for i, column in enumerate(columns, start=1))
-    if connection.vendor == "postgresql":
-        return (
-            f"UPDATE {table} AS t SET {sets} FROM {_SOURCE}"
-            f" WHERE t.{key} = v.v0{condition} AND t.{key} IN ({_KEYS})"
-        )
-    if connection.vendor == "mysql":
-        return f"UPDATE {_SOURCE} {_by_key(table, key, 'v0')} SET {sets} WHERE 1 = 1{condition}"
-    names_of_v = ", ".join(f"v{i}" for i in range(len(fields)))
-    return (
-        f"WITH v ({names_of_v}) AS ({_SOURCE})"
-        f" UPDATE {table} AS t SET {sets} FROM v WHERE t.{key} = v.v0{condition}"
-    )
-
-
-def _by_key(table: str, key: str, value: str) -> str:
-    """MariaDB and MySQL: join each row by its key. They would read a small table whole, and wait
-    for locked rows that concern nobody here.
-    """
-    return f"STRAIGHT_JOIN {table} t FORCE INDEX (PRIMARY) ON t.{key} = v.{value}"
+    return _one_by_one(using, f"DELETE FROM {table} WHERE id = %s", [[pk] for pk in pks])

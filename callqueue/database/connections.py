@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from callqueue import events
+from callqueue.database.dialects import is_postgresql, is_sqlite
 from callqueue.database.statements import in_transaction, rows
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ def kept_connection(using: str) -> Iterator[None]:
     of a block that raised: a time limit may have struck in the middle of an answer. One that died
     meanwhile shows at its first statement (`persist`).
     """
-    if connections[using].in_atomic_block or connections[using].vendor == "sqlite":
+    if in_transaction(using) or is_sqlite(using):
         yield
         return
     connection = _taken(using)
@@ -147,9 +148,9 @@ def close_all() -> None:
 
 def connect_within(using: str, seconds: int) -> None:
     """Let connecting take no longer than this, unless the settings say how long it may take."""
-    connection = connections[using]
-    if connection.vendor != "sqlite":
-        connection.settings_dict.setdefault("OPTIONS", {}).setdefault("connect_timeout", seconds)
+    if not is_sqlite(using):
+        options = connections[using].settings_dict.setdefault("OPTIONS", {})
+        options.setdefault("connect_timeout", seconds)
 
 
 def raw_connection(using: str) -> Any:
@@ -159,6 +160,4 @@ def raw_connection(using: str) -> Any:
 
 def is_standby(using: str) -> bool:
     """Whether this is a copy of another server, and may lag. Only PostgreSQL tells."""
-    return connections[using].vendor == "postgresql" and bool(
-        rows(using, "SELECT pg_is_in_recovery()")[0][0]
-    )
+    return is_postgresql(using) and bool(rows(using, "SELECT pg_is_in_recovery()")[0][0])

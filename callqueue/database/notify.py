@@ -11,13 +11,14 @@ from typing import Any
 
 from django.db import connections
 
+from callqueue.database.dialects import is_postgresql
 from callqueue.database.statements import rows, run
 from callqueue.states import PERMIT
 
 CHANNEL = "callqueue_sent"
 TOLD = 8  # rules that a statement's notification names; where it sent calls of more, it names none
 _FLAG = 6_015_403_886_170_112_257  # the lock's number, which nobody else will choose
-_WAKE = (
+WAKE = (
     f"""CREATE OR REPLACE FUNCTION callqueue_wake() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE
         rules text[];
@@ -40,25 +41,11 @@ SILENCE = (
 )
 
 
-def let_calls_wake(schema_editor: Any) -> None:
-    """A migration's: on PostgreSQL, let inserted calls notify a dispenser that sleeps."""
-    if schema_editor.connection.vendor == "postgresql":
-        for statement in _WAKE:
-            schema_editor.execute(statement)
-
-
-def let_calls_be_silent(schema_editor: Any) -> None:
-    """Undo `let_calls_wake`."""
-    if schema_editor.connection.vendor == "postgresql":
-        for statement in SILENCE:
-            schema_editor.execute(statement)
-
-
 def start_listening(using: str) -> bool:
     """Hear of sent calls. False on another vendor, in a transaction, behind a pooler."""
     connection = connections[using]
     raw = connection.connection
-    if connection.vendor != "postgresql" or connection.in_atomic_block or raw is None:
+    if not is_postgresql(using) or connection.in_atomic_block or raw is None:
         return False
     # A pooler lends us another session each time.
     if rows(using, "SELECT pg_backend_pid()")[0][0] != raw.info.backend_pid:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import NotSupportedError
 
-from callqueue.database.notify import let_calls_be_silent, let_calls_wake
+from callqueue.database.notify import SILENCE, WAKE
 from callqueue.database.statements import places
 
 # Calls and attempts are updated twice and more in their lives: room on the page, so that a version
@@ -68,7 +68,8 @@ def finish_tables(schema_editor: Any, tables: Sequence[str]) -> None:
     if vendor == "postgresql":
         for table, options in _STORAGE.items():
             schema_editor.execute(f"ALTER TABLE {table} SET ({options})")
-        let_calls_wake(schema_editor)
+        for statement in WAKE:
+            schema_editor.execute(statement)
     elif vendor == "mysql":
         _tell_text_apart(schema_editor, tables)
         for name, (table, columns) in _WHOLE_INDEXES.items():
@@ -80,7 +81,9 @@ def finish_tables(schema_editor: Any, tables: Sequence[str]) -> None:
 
 def unfinish_tables(schema_editor: Any) -> None:
     """Undo what does not go with the tables."""
-    let_calls_be_silent(schema_editor)
+    if schema_editor.connection.vendor == "postgresql":
+        for statement in SILENCE:
+            schema_editor.execute(statement)
 
 
 def _tell_text_apart(schema_editor: Any, tables: Sequence[str]) -> None:

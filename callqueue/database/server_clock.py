@@ -8,15 +8,15 @@ this process is later by it (see callqueue.testing.travel).
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any
 
 from django.db import connections, models
 from django.db.models import Func
-from django.db.models.sql import Query
 from django.utils.deconstruct import deconstructible
 
 from callqueue.clocks import Us
+from callqueue.database.dialects import dialect, is_sqlite
+from callqueue.database.statements import rows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -26,13 +26,9 @@ ahead = timedelta(0)
 
 def clock(using: str) -> datetime:
     """The database's clock now, aware. On SQLite that is this host's, and costs no statement."""
-    connection = connections[using]
-    if connection.vendor == "sqlite":
+    if is_sqlite(using):
         return datetime.now(UTC) + ahead
-    is_postgresql = connection.vendor == "postgresql"
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {'CLOCK_TIMESTAMP()' if is_postgresql else 'UTC_TIMESTAMP(6)'}")
-        now: datetime = cursor.fetchone()[0]
+    now: datetime = rows(using, f"SELECT {dialect(using).clock}")[0][0]
     return (now if now.tzinfo else now.replace(tzinfo=UTC)) + ahead
 
 
@@ -42,17 +38,8 @@ def clock_sql(using: str) -> str:
 
     PostgreSQL reads it for each row, after it waited for the row's lock.
     """
-    return _clock_sql(using, ahead)
-
-
-@lru_cache
-def _clock_sql(using: str, ahead: timedelta) -> str:
-    vendor = connections[using].vendor
-    if vendor == "sqlite":
-        return "NULL"
-    if vendor == "postgresql":
-        return f"CLOCK_TIMESTAMP(){_postgresql_interval(ahead)}"
-    return str(Query(None).get_compiler(using).compile(ClockNow())[0])
+    words = dialect(using)
+    return words.clock + (words.later.format(ahead // MICROSECOND) if ahead else "")
 
 
 # The path that migrations name.
@@ -65,7 +52,8 @@ class ClockNow(Func):
 
     def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         # CLOCK_TIMESTAMP() may differ from row to row, so that no index could be compared with it.
-        template = f"STATEMENT_TIMESTAMP(){_postgresql_interval(ahead)}"
+        later = f" + INTERVAL '{ahead // MICROSECOND} microseconds'" if ahead else ""
+        template = f"STATEMENT_TIMESTAMP(){later}"
         return self.as_sql(compiler, connection, template=template, **extra)
 
     def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
@@ -77,10 +65,6 @@ class ClockNow(Func):
         # Six digits of a second, as Django writes them.
         template = f"STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW'{later})"
         return self.as_sql(compiler, connection, template=template, **extra)
-
-
-def _postgresql_interval(ahead: timedelta) -> str:
-    return f" + INTERVAL '{ahead // MICROSECOND} microseconds'" if ahead else ""
 
 
 # --- Instants as numbers
@@ -108,23 +92,11 @@ def as_parameter(using: str, instant: datetime) -> Any:
     return connections[using].ops.adapt_datetimefield_value(instant)
 
 
-_MICROS = {
-    # EXTRACT computes in numeric, which takes longer.
-    "postgresql": "(DATE_PART('epoch', {0}) * 1000000)::bigint",
-    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0})",
-    # SQLite has whole seconds without a fraction.
-    "sqlite": (
-        "(CAST(STRFTIME('%%s', {0}) AS INTEGER) * 1000000"
-        " + CAST(SUBSTR({0} || '.000000', 21, 6) AS INTEGER))"
-    ),
-}
-
-
 def micros_sql(using: str, instant: str) -> str:
     """SQL, for a statement with parameters: an instant in microseconds since the epoch. A number is
     quicker to read than a datetime.
     """
-    return _MICROS[connections[using].vendor].format(instant)
+    return dialect(using).micros.format(instant)
 
 
 def slot_sql(using: str, instant: str, begin: int, width: int) -> str:
@@ -132,5 +104,5 @@ def slot_sql(using: str, instant: str, begin: int, width: int) -> str:
 
     Slot 0 begins at `begin`; every slot is `width` long, both in microseconds.
     """
-    divided = "DIV" if connections[using].vendor == "mysql" else "/"
-    return f"(({micros_sql(using, instant)} - {begin}) {divided} {width})"
+    words = dialect(using)
+    return f"(({words.micros.format(instant)} - {begin}) {words.divided} {width})"

@@ -16,6 +16,7 @@ from django.db import OperationalError, connections, models, transaction
 from django.db.models import Q, QuerySet
 
 from callqueue import conf
+from callqueue.database.dialects import dialect, is_mysql, is_postgresql, is_sqlite
 
 M = TypeVar("M", bound=models.Model)
 T = TypeVar("T")
@@ -130,39 +131,10 @@ def listed(ids: Iterable[int]) -> str:
     return ", ".join(str(int(one)) for one in ids) or "NULL"
 
 
-def joined_sql(connection: Any, *parts: str) -> str:
-    """SQL: texts and columns as one text; NULL where one of them is."""
-    if connection.vendor == "mysql":
-        return f"CONCAT({', '.join(parts)})"
-    return " || ".join(f"CAST({part} AS text)" for part in parts)
-
-
 def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]:
     """SQL with parameters: the whole number under a name in a JSON column, or NULL."""
-    vendor = connections[using].vendor
-    if vendor == "postgresql":
-        return f"CAST({column} ->> CAST(%s AS text) AS bigint)", [name]
-    number = f"JSON_EXTRACT({column}, %s)"
-    if vendor == "mysql":
-        number = f"CAST(JSON_UNQUOTE({number}) AS SIGNED)"
-    else:
-        number = f"CAST({number} AS INTEGER)"
-    return number, ["$." + json.dumps(name, ensure_ascii=False)]
-
-
-def position_sql(using: str) -> str:
-    """The function that says where one text begins in another: `f(text, part)`, 0 where nowhere."""
-    return "strpos" if is_postgresql(using) else "instr"
-
-
-def is_postgresql(using: str) -> bool:
-    """Whether the database is PostgreSQL."""
-    return str(connections[using].vendor) == "postgresql"
-
-
-def is_mysql(using: str) -> bool:
-    """Whether the database is MariaDB or MySQL."""
-    return connections[using].vendor == "mysql"
+    words = dialect(using)
+    return words.number.format(column), [words.place(name)]
 
 
 def locking(using: str) -> AbstractContextManager[None]:
@@ -192,12 +164,6 @@ def skip_locked(using: str) -> str:
     )
 
 
-def sharing(using: str) -> str:
-    """SQL for the end of a SELECT: others may share its rows, and nobody may lock them."""
-    clauses = {"postgresql": " FOR KEY SHARE", "mysql": " LOCK IN SHARE MODE"}
-    return clauses.get(connections[using].vendor, "")
-
-
 def free_ids(using: str, table: str, ids: str) -> str:
     """A SELECT that locks those rows of these ids (as `listed` writes them) that nobody else has
     locked, and returns their ids.
@@ -224,7 +190,7 @@ def is_nested(using: str) -> bool:
 def writing(using: str) -> Iterator[None]:
     """A transaction that writes. SQLite's takes the write lock at once, to deadlock with nobody."""
     connection: Any = connections[using]
-    if connection.vendor != "sqlite" or connection.in_atomic_block:
+    if not is_sqlite(using) or connection.in_atomic_block:
         with transaction.atomic(using=using):
             yield
         return
@@ -241,10 +207,10 @@ def one_view(using: str) -> Iterator[None]:
     connection: Any = connections[using]
     if connection.in_atomic_block or not connection.get_autocommit():
         yield
-    elif connection.vendor == "sqlite":
+    elif is_sqlite(using):
         with _in_mode(connection, "DEFERRED"):
             yield
-    elif connection.vendor == "mysql":
+    elif is_mysql(using):
         _isolate(connection)  # the next transaction
         with transaction.atomic(using=using):
             yield
@@ -301,14 +267,7 @@ def without_waiting_for_disk(using: str) -> str:
     is on disk, so that a crash soon after may undo it, whole. "" on other databases than
     PostgreSQL.
     """
-    return lazily_sql(using).replace(",", " RETURNING", 1)
-
-
-def lazily_sql(using: str) -> str:
-    """SQL for the columns of a SELECT: the commit returns before it is on disk, or ""."""
-    if connections[using].vendor == "postgresql":
-        return ", set_config('synchronous_commit', 'off', true)"
-    return ""
+    return dialect(using).lazily.replace(",", " RETURNING", 1)
 
 
 def within_idle_seconds(using: str, seconds: int) -> str:
@@ -318,9 +277,7 @@ def within_idle_seconds(using: str, seconds: int) -> str:
     "" on other databases than PostgreSQL, and inside a transaction of somebody else's, which may be
     silent for as long as it likes.
     """
-    if connections[using].vendor == "postgresql" and not is_nested(using):
-        return f", set_config('idle_in_transaction_session_timeout', '{seconds}s', true)"
-    return ""
+    return "" if is_nested(using) else dialect(using).silent.format(seconds)
 
 
 def end_if_silent(using: str, seconds: int) -> None:

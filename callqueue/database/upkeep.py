@@ -1,4 +1,4 @@
-"""Whole tables: what the database knows of their size, how they are vacuumed, and how they go."""
+"""Whole tables: how they are vacuumed, and how they go."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from django.db import NotSupportedError, connections
 
+from callqueue.database.dialects import dialect, is_mysql, is_postgresql, is_sqlite
 from callqueue.database.notify import SILENCE
 from callqueue.database.statements import places, quoted, rows, run
 
@@ -51,46 +52,18 @@ _REFERENCE = rf"""
 """
 
 
-def analyze_changed(using: str, tables: Sequence[str]) -> None:
-    """Let PostgreSQL count anew what is in the tables that changed by a fifth since it last did:
-    its plans go by that.
-
-    Autovacuum does it within a minute; but it may be switched off, or behind after a bulk load.
-    """
-    if connections[using].vendor != "postgresql":
-        return
-    for table, live, changed in _statistics(using, "n_live_tup, n_mod_since_analyze", tables):
-        if changed > 10_000 + live // 5:
-            run(using, f"ANALYZE {quoted(using, table)}")
-
-
-def _statistics(using: str, columns: str, tables: Sequence[str]) -> list[tuple[str, int, int]]:
-    sql = f"SELECT relname, {columns} FROM pg_stat_user_tables WHERE relname IN ({places(tables)})"
-    return rows(using, sql, list(tables))
-
-
 def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
     """Make deleted rows' space usable again. `full` rewrites and locks the tables meanwhile."""
-    connection = connections[using]
-    names = [quoted(using, table) for table in tables]
-    with connection.cursor() as cursor:
-        for statement in _statements(connection.vendor, names, full):
-            cursor.execute(statement)
-            if connection.vendor == "mysql":
-                cursor.fetchall()
-
-
-def _statements(vendor: str, names: list[str], full: bool) -> list[str]:
-    if vendor == "mysql":
-        return [f"{'OPTIMIZE' if full else 'ANALYZE'} TABLE {name}" for name in names]
-    if vendor != "postgresql":
-        return ["VACUUM" if full else "PRAGMA optimize"]
-    if full:
-        return [f"VACUUM (FULL, ANALYZE) {name}" for name in names]
+    words = dialect(using).vacuum_full if full else dialect(using).vacuum
     # A vacuum takes the pages of indexes that it found empty out of use, and only the next one lets
     # them be used again (PostgreSQL's nbtree/README, "Placing deleted pages in the FSM"). That one
     # finds little else to do.
-    return [f"VACUUM (ANALYZE) {name}" for name in names] + [f"VACUUM {name}" for name in names]
+    with connections[using].cursor() as cursor:
+        for word in words:
+            for table in tables:
+                cursor.execute(word.format(quoted(using, table)))
+                if is_mysql(using):
+                    cursor.fetchall()
 
 
 class ForeignKey(NamedTuple):
@@ -113,13 +86,13 @@ def foreign_keys_to(using: str, tables: Sequence[str]) -> list[ForeignKey]:
     """The foreign keys of other tables that point at `tables`."""
     if not tables:
         return []
-    sql = _FIND[connections[using].vendor].replace("%TABLES", places(tables))
+    sql = _FIND[dialect(using).name].replace("%TABLES", places(tables))
     return [ForeignKey(*map(str, row)) for row in rows(using, sql, [*tables, *tables])]
 
 
 def lock_whole(using: str, tables: Sequence[str]) -> None:
     """Let nobody read or write the tables until the transaction ends, where a database can."""
-    if connections[using].vendor == "postgresql" and tables:
+    if is_postgresql(using) and tables:
         names = ", ".join(quoted(using, table) for table in tables)
         run(using, f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
 
@@ -132,13 +105,13 @@ def drop(using: str, tables: Sequence[str]) -> None:
     SQLite keeps a foreign key.
     """
     keys = foreign_keys_to(using, tables)
-    if connections[using].vendor == "sqlite":
+    if is_sqlite(using):
         _cut_out(using, {key.table for key in keys}, tables)
     else:
-        word = "FOREIGN KEY" if connections[using].vendor == "mysql" else "CONSTRAINT"
+        word = "FOREIGN KEY" if is_mysql(using) else "CONSTRAINT"
         for key in keys:
             run(using, f"ALTER TABLE {key.table} DROP {word} {quoted(using, key.name)}")
-    if connections[using].vendor == "postgresql" and tables:
+    if is_postgresql(using) and tables:
         for statement in SILENCE:
             run(using, statement)
     for table in tables:

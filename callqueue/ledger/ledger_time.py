@@ -88,7 +88,7 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the
     clock.
     """
-    sharing = database.sharing(using) if held else ""
+    sharing = database.dialect(using).sharing if held else ""
     return f"(SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id = {ROW}{sharing})"
 
 
@@ -117,7 +117,7 @@ def held(using: str, *, lazily: bool = False) -> Reading:
     """A reading inside a transaction, until whose end nobody moves the ledger: for whoever writes
     an instant that is counted. `lazily`: the commit need not wait for the disk.
     """
-    before, more = clocks.monotonic(), database.lazily_sql(using) if lazily else ""
+    before, more = clocks.monotonic(), database.dialect(using).lazily if lazily else ""
     [(moved, shown, *_)] = database.rows(
         using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}{more}"
     )

@@ -149,7 +149,7 @@ def calls_to_end(
 
     To be called in a transaction.
     """
-    before, more = clocks.monotonic(), database.lazily_sql(using) if lazily else ""
+    before, more = clocks.monotonic(), database.dialect(using).lazily if lazily else ""
     found = database.rows(
         using,
         "SELECT id, status, last_attempt, "

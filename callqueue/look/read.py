@@ -367,7 +367,7 @@ def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
         for budget in known.book.budgets[name]
         if budget.limit.is_keyed and budget.limit.per != "key"
     ]
-    key, position = quoted(known.using, "key"), database.position_sql(known.using)
+    key, position = quoted(known.using, "key"), database.dialect(known.using).position
     begins = f"{position}({key}, %s)"
     rest = f"substr({key}, {begins} + %s)"
     value = (

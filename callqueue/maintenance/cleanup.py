@@ -20,7 +20,6 @@ from callqueue.ledger import ledger_time, settings, tallies
 from callqueue.ledger.transaction import untimed
 
 BATCH = 2000
-STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
 Progress = Callable[[int, int | None], None]
 
 
@@ -79,7 +78,7 @@ def _count(using: str, older_than: timedelta | None) -> Cleaned:
     calls = _count_calls(using, older_than)
     return Cleaned(
         calls=calls,
-        attempts=sum(map(len, _spent_orphans(using, older_than))),
+        attempts=sum(map(len, _spent_orphans(using, BATCH))),
         holds=_ended_holds(using).count(),
     )
 
@@ -99,18 +98,15 @@ def _prune(
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
     if not database.in_transaction(using):
         ledger_time.watch(using).settle()
-    database.analyze_changed(using, _table_names())
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
             _delete(using, ids, status, cut, cleaned)
             if progress:
                 progress(cleaned.calls, total)
-    for orphans in _spent_orphans(using, older_than):
-        for first in range(0, len(orphans), batch_size):
-            ids = orphans[first : first + batch_size]
-            cleaned.attempts += database.delete_each(tables.CallAttempt, using, ids)
+    for orphans in _spent_orphans(using, batch_size):
+        cleaned.attempts += database.delete_each(tables.CallAttempt, using, orphans)
     cleaned.holds += _ended_holds(using).delete()[0]
-    _delete_turns(using)
+    untimed(using, lambda: _delete_turns(using))
 
 
 def _cuts(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
@@ -168,9 +164,8 @@ def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[in
     return database.delete_each(tables.CallQueue, using, gone), count
 
 
-def _spent_orphans(using: str, older_than: timedelta | None) -> Iterator[list[int]]:
-    """Attempts whose call is gone and that no limit counts any more; those of some thousand at a
-    time.
+def _spent_orphans(using: str, size: int) -> Iterator[list[int]]:
+    """Attempts whose call is gone and that no limit counts any more; those among `size` at a time.
 
     Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the
     next few of all, it would join the tables anew each time.
@@ -180,7 +175,7 @@ def _spent_orphans(using: str, older_than: timedelta | None) -> Iterator[list[in
     keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
     while last < newest:
-        end = next(iter(keys.filter(pk__gt=last)[STRETCH - 1 : STRETCH]), newest)
+        end = next(iter(keys.filter(pk__gt=last)[size - 1 : size]), newest)
         yield list(spent.filter(pk__gt=last, pk__lte=end).order_by().values_list("pk", flat=True))
         last = end
 
@@ -190,25 +185,13 @@ def _ended_holds(using: str) -> Any:
 
 
 def _delete_turns(using: str) -> None:
-    """Delete the turns that are spent, under the lock of their rule as everybody changes them;
-    where a pass has it, next time. And news that no pass has taken.
+    """Delete the turns of keys without ready calls that nobody has locked: of rules whose keys take
+    no turns any more. One whose call is ready just now is found by the next look for keys.
     """
-    for rule in sorted(set(_of_no_call(using, tables.KeyTurn).values_list("rule", flat=True))):
-        with database.writing(using):
-            if list(database.locked(tables.rule_states(using).filter(pk=rule))):
-                spent = _of_no_call(using, tables.KeyTurn).filter(rule=rule)
-                database.delete_each(
-                    tables.KeyTurn, using, list(spent.values_list("pk", flat=True))
-                )
-    news = list(_of_no_call(using, tables.KeyNews).values_list("pk", flat=True))
-    database.delete_each(tables.KeyNews, using, news)
-
-
-def _of_no_call(using: str, of_keys: Any) -> Any:
-    """The rows of keys without ready calls: their rules' keys take no turns any more."""
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
-    return of_keys.objects.using(using).filter(~Exists(ready))
+    spent = database.locked(tables.KeyTurn.objects.using(using).filter(~Exists(ready)))
+    database.delete_each(tables.KeyTurn, using, list(spent.values_list("pk", flat=True)))
 
 
 def _spent(using: str) -> Q:

@@ -38,7 +38,7 @@ def apart(using: str, work: Callable[[], T]) -> T:
     """What `work` returns, or raises. CallQueueError on SQLite inside `transaction.atomic()`."""
     if not is_in_callers_transaction(using):
         return work()
-    if connections[using].vendor == "sqlite":
+    if database.is_sqlite(using):
         raise CallQueueError(
             "a permit cannot be taken inside transaction.atomic() on SQLite, which lets one"
             " connection write at a time: take it outside, or send the call through the queue"
@@ -56,7 +56,7 @@ def write_apart(using: str, work: Callable[[], Any]) -> None:
     """Do some work that nobody waits for for ever: what waits for rows that the caller's own
     transaction has locked is done once that has ended. On SQLite it is done within that.
     """
-    if not is_in_callers_transaction(using) or connections[using].vendor == "sqlite":
+    if not is_in_callers_transaction(using) or database.is_sqlite(using):
         work()
         return
     done = _kept(using, work)

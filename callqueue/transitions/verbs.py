@@ -96,9 +96,9 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
 
 def tell(using: str, rows: Sequence[Row]) -> int:
     """Write when attempts were sent that are not answered yet, of those that are still their
-    worker's; the count of them. Each row has "pk" and "worker" first.
+    worker's; the count of them. Each row has "pk" and "worker".
     """
-    return database.update_each(tables.CallAttempt, using, rows, _THEIR_WORKERS)
+    return _of_their_workers(using, rows)
 
 
 def record(
@@ -107,10 +107,10 @@ def record(
     """Write the ends of attempts that are still their worker's own, and what their calls become;
     the results that stand then, those of an earlier try included whose answer was lost.
 
-    Each row has "pk" and "worker" first. What a call becomes that somebody else has locked is kept
+    Each row has "pk" and "worker". What a call becomes that somebody else has locked is kept
     for a later round.
     """
-    count = database.update_each(tables.CallAttempt, using, rows, _THEIR_WORKERS)
+    count = _of_their_workers(using, rows)
     if count < len(rows):
         results = _standing(using, results, rows)
     results = [_with_due_at(result, locked.reading) for result in results]
@@ -123,7 +123,10 @@ def record(
     return results
 
 
-_THEIR_WORKERS = "t.finished_at IS NULL AND t.worker = v.v1"
+def _of_their_workers(using: str, rows: Sequence[Row]) -> int:
+    """Write these rows of open attempts that are still their worker's; the count of them."""
+    is_open = "t.finished_at IS NULL"
+    return database.update_each(tables.CallAttempt, using, rows, is_open, unchanged="worker")
 
 
 def _standing(using: str, results: Sequence[Result], rows: Sequence[Row]) -> Sequence[Result]:

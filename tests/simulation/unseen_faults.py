@@ -76,8 +76,8 @@ UNSEEN = {
     ),
     "an attempt that is another's is recorded": fault(
         "transitions.verbs",
-        '"t.finished_at IS NULL AND t.worker = v.v1"',
-        '"t.worker IS NOT NULL"',
+        'rows, is_open, unchanged="worker")',
+        'rows, "t.worker IS NOT NULL")',
     ),
     "a worker sends after its lease": fault(
         "execution.request",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from django.db import connection
 
-from callqueue import database
+from callqueue import Rule, database
 from callqueue.database import rows
 from callqueue.models import CallAttempt
+from tests.support.behaviour import release, send
 
 MANY = 20_000
 
@@ -36,6 +39,36 @@ def test_rows_that_are_not_changed_are_not_read(count: int) -> None:
 
     assert _read_in_turn() - before < MANY
     assert CallAttempt.objects.filter(worker="w").count() == count
+
+
+@pytest.mark.django_db
+def test_rows_are_changed_by_what_they_are_now_and_counted(rules: Callable[..., None]) -> None:
+    """Each with its own values, those that the fence lets through, whether they had them already;
+    and what is deleted is counted too.
+    """
+    rules(r=Rule())
+    for _ in range(4):
+        send("r")
+    release()
+    pks = list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
+    mine = CallAttempt.objects.filter(pk__in=pks[:3])
+    mine.update(worker="me", key="same")
+    CallAttempt.objects.filter(pk=pks[2]).update(finished_at=database.clock("default"))
+    records = [{"pk": pk, "worker": "me", "key": f"{n or 'same'}"} for n, pk in enumerate(pks)]
+
+    def change(where: str) -> int:
+        return database.update_each(CallAttempt, "default", records, where, unchanged="worker")
+
+    assert change("t.finished_at IS NULL") == 2
+    keys = CallAttempt.objects.order_by("pk").values_list("key", flat=True)
+    assert list(keys) == ["same", "1", "same", ""]
+    assert change("") == 3
+    assert list(keys.all()) == ["same", "1", "2", ""]
+    free = "t.worker = %s"
+    assert database.update_free(CallAttempt, "default", records, free, ["nobody"]) == 0
+    assert database.delete_each(CallAttempt, "default", [*pks[:2], pks[-1] + 1]) == 2
+    assert database.delete_each(CallAttempt, "default", []) == 0
+    assert list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)) == pks[2:]
 
 
 def _read_in_turn() -> int:

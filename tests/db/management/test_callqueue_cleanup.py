@@ -152,7 +152,6 @@ def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(
     """Those that ended long ago go; attempts that are open, that a limit may still count, or that
     have their call stay.
     """
-    monkeypatch.setattr(cleanup, "STRETCH", 3)
     calls = [ended(Status.DONE, 1) for _ in range(8)] + [ended(Status.DONE, 0)]
     open_one = CallAttempt.objects.create(
         call=calls[0], number=2, rule="r", released_at=ledger_time.now("default")
