@@ -14,9 +14,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import current_app
-from django.db.models import Q
+from django.db.models import F, Q
 
 from callqueue import aside, broker, conf, database, events, states, tables
+from callqueue.ledger.transaction import untimed
 from callqueue.texts import in_one_line
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def ask_for_owed(using: str) -> None:
     Each is asked for again only after as long as it has been owed: so none is behind others whose
     queue has no worker now, and that queue's messages do not pile up.
     """
-    announce(using, database.again_after_deadlock(using, lambda: _to_ask_for(using)))
+    announce(using, untimed(using, lambda: _to_ask_for(using)))
 
 
 def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
@@ -152,17 +153,15 @@ def _owed(using: str) -> CallQueueQuerySet:
 
 def _to_ask_for(using: str) -> list[tuple[int, str]]:
     """Ends that are owed and that nobody was asked for lately, each (call, rule)."""
-    with database.writing(using):
-        now = database.clock(using)
-        free = [_is_free(name, now) for name in ("callback_at", "callback_ask_at")]
-        owed = _owed(using).filter(*free, _is_past("finished_at_dt", now - LEFT)).order_by("pk")
-        rows = database.locked(owed).values_list("pk", "rule", "finished_at_dt")[:MOST_OWED]
-        found = [(pk, rule, ended or now) for pk, rule, ended in rows]
-        again = [
-            {"pk": pk, "callback_ask_at": now + min(ASKED, abs(now - ended))}
-            for pk, _, ended in found
-        ]
-        database.update_each(tables.CallQueue, using, again)
+    now = database.clock(using)
+    free = [_is_free(name, now) for name in ("callback_at", "callback_ask_at")]
+    owed = _owed(using).filter(*free, _is_past("finished_at_dt", now - LEFT)).order_by("pk")
+    rows = database.locked(owed).values_list("pk", "rule", "finished_at_dt")[:MOST_OWED]
+    found = [(pk, rule, ended or now) for pk, rule, ended in rows]
+    again = [
+        {"pk": pk, "callback_ask_at": now + min(ASKED, abs(now - ended))} for pk, _, ended in found
+    ]
+    database.update_each(tables.CallQueue, using, again)
     return [(pk, rule) for pk, rule, _ in found]
 
 
@@ -180,12 +179,12 @@ def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
     come first.
     """
     with database.writing(using):
-        now, due = database.clock(using), list[Any]()
-        for free in (Q(callback_at__isnull=True), _is_past("callback_at", now)):
-            rows = database.locked(owed.filter(free).order_by("pk"))[: MOST - len(due)]
-            due += rows.only(
-                "pk", "rule", "callback", "status", "method", "error_message", "callback_heard"
-            )
+        now = database.clock(using)
+        in_turn = owed.filter(_is_free("callback_at", now)).only(
+            "pk", "rule", "callback", "status", "method", "error_message", "callback_heard"
+        )
+        tried_last = F("callback_at").asc(nulls_first=True)
+        due = list(database.locked(in_turn.order_by(tried_last, "pk"))[:MOST])
         mine = tables.calls(using).filter(pk__in=[one.pk for one in due])
         claim = now + CLAIMED
         mine.update(callback_at=claim)
@@ -245,24 +244,21 @@ def _are_told(using: str, call_ids: Sequence[int], tell_results: TellResults) ->
 
 
 def _is_sent(task: str, args: tuple[Any, ...]) -> bool:
-    """Whether the broker has taken the message, or the task has run in this process."""
+    """Whether the broker has taken the message, or the task has run in this process. One that is
+    not known here is tried again, perhaps by others.
+    """
     if broker.is_in_this_process():
-        return _has_run(task, args)
+        try:
+            broker.run_by_name(current_app, task, args, seconds=RUNNING)
+        except Exception as error:
+            events.emit("listener_failed", receiver=task, error=in_one_line(error))
+            return False
+        return True
     try:
         broker.send_by_name(current_app, task, args)
     except BaseException as error:
         is_own = broker.is_its_own(current_app, task)
         why = type(error).__name__ if is_own else broker.why_away(current_app, error)
         events.emit("broker_away", during="callback", error=why)
-        return False
-    return True
-
-
-def _has_run(task: str, args: tuple[Any, ...]) -> bool:
-    """Whether the task was run. One that is not known here is tried again, perhaps by others."""
-    try:
-        broker.run_by_name(current_app, task, args, seconds=RUNNING)
-    except Exception as error:
-        events.emit("listener_failed", receiver=task, error=in_one_line(error))
         return False
     return True

@@ -206,9 +206,7 @@ MOST = 1000  # calls that one round ends
 
 
 def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
-    """Keep what the calls of these jobs become, in columns, for those that are still there."""
-    listed = tables.calls(using).filter(pk__in=[job.call.id for job in jobs])
-    there = set(listed.values_list("pk", flat=True))
+    """Keep what the calls of these jobs become, in columns."""
     rows = [
         tables.BelatedEnding(
             attempt_id=job.attempt.id,
@@ -217,7 +215,6 @@ def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> 
             columns=_as_json(one),
         )
         for job, one in zip(jobs, columns, strict=True)
-        if job.call.id in there
     ]
     # An earlier try may have kept them, whose answer was lost.
     tables.BelatedEnding.objects.using(using).bulk_create(rows, ignore_conflicts=True)
