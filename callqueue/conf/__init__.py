@@ -10,6 +10,7 @@ it for the system checks. Nothing else in the app reads django.conf.settings.CAL
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,9 +29,12 @@ from callqueue.conf.reader import (
 )
 from callqueue.exceptions import UnknownRule
 from callqueue.limits.budgets import Book
-from callqueue.limits.rules import Rule
+from callqueue.limits.rules import PLACES_WANTED, Rule, is_place_pattern
 from callqueue.security.secrets import SecretFor
 from callqueue.texts import suggest
+
+_PLACE = f"is not among {PLACES_WANTED}"
+_NETWORK = "is not a network such as '10.0.0.0/8', its host bits all 0"
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,8 @@ def _read() -> tuple[Config, list[str]]:
         router=reader.router(),
         handlers=reader.handlers(),
         retention=reader.retention(),
-        allowed_hosts=reader.hosts(),
-        allowed_networks=reader.networks(),
+        allowed_hosts=reader.entries("ALLOWED_HOSTS", is_place_pattern, _PLACE),
+        allowed_networks=reader.entries("ALLOWED_NETWORKS", ipaddress.ip_network, _NETWORK),
         secrets=reader.secrets(book.rules),
         calls_per_slot=reader.size("CALLS_PER_SLOT", unit="calls"),
         encryption_keys=reader.encryption_keys(),

@@ -6,7 +6,6 @@ sentence for each mistake, which names the place and never a value that may be a
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,7 @@ from django.utils.module_loading import import_string
 from callqueue import states
 from callqueue.limits.budgets import Book, bind
 from callqueue.limits.kinds import SlidingWindow
-from callqueue.limits.rules import MAX_NAME, PLACES_WANTED, Rule, is_place_pattern
+from callqueue.limits.rules import MAX_NAME, Rule
 from callqueue.security.secrets import SecretFor
 from callqueue.texts import suggest
 
@@ -104,22 +103,16 @@ class Reader:
         return None if value is None else self.imported("ROUTER", value)
 
     def imported(self, key: str, value: Any) -> Any:
-        if callable(value):
-            return value
         try:
-            found = import_string(value)
+            found = import_string(value) if isinstance(value, str) else value
         except Exception as error:
-            is_path = isinstance(value, str)
-            self.note(
-                key,
-                f"{value!r} cannot be imported: {error}"
-                if is_path
-                else f"is {_kind(value)}, which is not callable",
-            )
+            self.note(key, f"{value!r} cannot be imported: {error}")
             return None
-        if not callable(found):
-            self.note(key, f"{value!r} is not callable")
-        return found
+        if callable(found):
+            return found
+        shown = repr(value) if isinstance(value, str) else f"is {_kind(value)}, which"
+        self.note(key, f"{shown} is not callable")
+        return None
 
     def handlers(self) -> dict[str, str]:
         handlers = self.mapping("HANDLERS")
@@ -146,35 +139,23 @@ class Reader:
                 kept.pop(name)
         return {STATUS_NAMES[name]: value for name, value in kept.items()}
 
-    def strings(self, key: str) -> tuple[str, ...]:
+    def entries(self, key: str, is_sound: Callable[[str], object], wanted: str) -> tuple[str, ...]:
+        """A list of strings that are sound, which raises no more than ValueError."""
         value = self.values[key]
-        if isinstance(value, list | tuple | set | frozenset) and all(
-            isinstance(v, str) and v for v in value
+        if not isinstance(value, list | tuple | set | frozenset) or not all(
+            isinstance(entry, str) and entry for entry in value
         ):
-            return tuple(value)
-        self.note(
-            key, f"is not a list of strings, but {_kind(value, 'a list with something else in it')}"
-        )
-        return ()
-
-    def hosts(self) -> tuple[str, ...]:
-        hosts = self.strings("ALLOWED_HOSTS")
-        for place, host in enumerate(hosts, 1):
-            if not is_place_pattern(host):
-                self.note(
-                    "ALLOWED_HOSTS", f"entry {place} of {len(hosts)} is not among {PLACES_WANTED}"
-                )
-        return hosts
-
-    def networks(self) -> tuple[str, ...]:
-        networks = self.strings("ALLOWED_NETWORKS")
-        for place, network in enumerate(networks, 1):
+            kind = _kind(value, "a list with something else in it")
+            self.note(key, f"is not a list of strings, but {kind}")
+            return ()
+        for place, entry in enumerate(value, 1):
             try:
-                ipaddress.ip_network(network)
+                sound = is_sound(entry)
             except ValueError:
-                why = "is not a network such as '10.0.0.0/8', its host bits all 0"
-                self.note("ALLOWED_NETWORKS", f"entry {place} of {len(networks)} {why}")
-        return networks
+                sound = None
+            if not sound:
+                self.note(key, f"entry {place} of {len(value)} {wanted}")
+        return tuple(value)
 
     def secrets(self, rules: Mapping[str, Rule]) -> dict[str, SecretFor]:
         secrets: dict[str, SecretFor] = {}
