@@ -173,44 +173,25 @@ MONITORING = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring"
 NAME = re.compile(r"\bcallqueue_[a-z_]+")
 
 
-def exported() -> set[str]:
-    """Every metric's name as an expression may have it."""
-    end(states.SUCCEEDED, states.DONE, waited=1, took=1)
-    count_up()
-    return {name[0] for name in scraped()}
-
-
-def expressions_of_the_dashboard() -> list[str]:
-    document = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
-    panels = document["panels"]
+def test_the_dashboard_and_the_alerts_ask_for_what_there_is_and_say_what_to_do() -> None:
+    board = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    panels, variables = board["panels"], board["templating"]["list"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert all(panel["title"] and panel["targets"] for panel in panels)
-    queries = [
-        variable["query"] for variable in document["templating"]["list"] if "query" in variable
-    ]
-    names = [query if isinstance(query, str) else query.get("query", "") for query in queries]
-    return [target["expr"] for panel in panels for target in panel["targets"]] + names
-
-
-def alerts() -> list[dict[str, Any]]:
     document = yaml.safe_load((MONITORING / "prometheus-alerts.yml").read_text(encoding="utf-8"))
-    return [rule for group in document["groups"] for rule in group["rules"]]
-
-
-def test_the_dashboard_and_the_alerts_ask_for_what_there_is() -> None:
-    there = exported()
-    asked = [*expressions_of_the_dashboard(), *(rule["expr"] for rule in alerts())]
-    named = {name for expression in asked for name in NAME.findall(expression)}
-    assert len(named) > 10
-    assert named <= there
-
-
-def test_every_alert_says_what_to_do() -> None:
-    for rule in alerts():
+    alerts = [rule for group in document["groups"] for rule in group["rules"]]
+    for rule in alerts:
         assert rule["alert"].startswith("Callqueue")
         assert rule["labels"]["severity"] in ("page", "ticket")
-        assert rule["annotations"]["summary"]
-        assert rule["annotations"]["description"]
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked += [json.dumps(variable.get("query")) for variable in variables]
+    asked += [rule["expr"] for rule in alerts]
+    named = {name for expression in asked for name in NAME.findall(expression)}
+    assert len(named) > 10
+    end(states.SUCCEEDED, states.DONE, waited=1, took=1)
+    count_up()
+    assert named <= {name[0] for name in scraped()}
 
 
 def test_no_counter_falls_when_what_it_counted_is_deleted() -> None:

@@ -169,17 +169,8 @@ def test_a_call_that_a_limit_of_another_release_would_admit_waits_for_it(
     assert release() == [call]
 
 
-def test_a_call_that_only_the_limit_of_these_settings_refuses_fails(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("300/h", unit="tokens")]))
-    call = send("r", cost={"tokens": 200})
-    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens")]))
-    release()
-    assert make_pass("default", ["r"]).released == []
-    assert state(call) == Status.FAILED
-
-
 def test_calls_that_are_refused_for_one_reason_fail_in_one_statement(rules: Rules) -> None:
-    """A pass holds its rules' locks meanwhile."""
+    """Which only these settings' limit refuses. A pass holds its rules' locks meanwhile."""
     rules(r=Rule(limits=[SlidingWindow("300/h", unit="tokens")]))
     calls = [send("r", cost={"tokens": 200}) for _ in range(20)]
     rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens")]))

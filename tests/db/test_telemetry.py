@@ -27,21 +27,10 @@ SENDER = trace.SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=trace.Trac
 class RecordedSpan(trace.NonRecordingSpan):
     """A span that keeps what it is told, as a tracer of the SDK would."""
 
-    def __init__(
-        self,
-        context: trace.SpanContext,
-        name: str = "",
-        kind: Any = None,
-        links: Any = (),
-        attributes: Any = None,
-    ) -> None:
+    def __init__(self, context: trace.SpanContext, name: str = "", **given: Any) -> None:
         super().__init__(context)
-        self.name, self.kind, self.links, self.attributes = (
-            name,
-            kind,
-            list(links),
-            dict(attributes or {}),
-        )
+        self.name, self.kind, self.links = name, given.get("kind"), list(given.get("links", ()))
+        self.attributes: dict[str, Any] = dict(given.get("attributes", {}))
         self.status: Any = None
         self.ended = False
 
@@ -89,18 +78,12 @@ def sent_inside_a_span(*arguments: Any, **options: Any) -> CallQueue:
 
 def test_the_span_that_sends_is_remembered(rules: Rules) -> None:
     rules(r=Rule())
-    call = sent_inside_a_span("r")
-    call.refresh_from_db()
-    assert call.trace_context == f"00-{0xABC:032x}-{0xDEF:016x}-01"
-
-
-def test_calls_sent_by_the_thousand_remember_it_too(rules: Rules) -> None:
-    rules(r=Rule())
+    sent_inside_a_span("r")
     with trace.use_span(RecordedSpan(SENDER)):
-        CallQueue.objects.send_many(
-            [{"method": "get", "params": {"url": "http://vendor.example/"}}] * 2, rule="r"
-        )
-    assert CallQueue.objects.exclude(trace_context=None).count() == 2
+        data = {"method": "get", "params": {"url": "http://vendor.example/"}}
+        CallQueue.objects.send_many([data] * 2, rule="r")
+    found = CallQueue.objects.values_list("trace_context", flat=True)
+    assert list(found) == [f"00-{0xABC:032x}-{0xDEF:016x}-01"] * 3
 
 
 def test_without_a_recording_span_nothing_is(rules: Rules) -> None:
@@ -117,12 +100,8 @@ def test_each_attempt_is_a_span_linked_to_the_sender(
     call = sent_inside_a_span("r", "/charges?token=secret")
     run()
     (span,) = recorder.spans
-    assert (span.name, span.kind, span.ended, span.status) == (
-        "POST",
-        trace.SpanKind.CLIENT,
-        True,
-        None,
-    )
+    said = (span.name, span.kind, span.ended, span.status)
+    assert said == ("POST", trace.SpanKind.CLIENT, True, None)
     assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [
         (0xABC, 0xDEF)
     ]
@@ -149,28 +128,28 @@ def test_the_request_is_made_inside_the_span(
     assert inside == recorder.spans
 
 
-@pytest.mark.parametrize("method", ["start_as_current_span", "get_tracer"])
-def test_a_tracer_that_fails_before_the_request_harms_no_call(
-    rules: Rules, remote: Vendor, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, method: str
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (Recorder, "start_as_current_span", SystemExit),
+        (Recorder, "get_tracer", SystemExit),
+        (RecordedSpan, "set_attribute", ValueError),  # after the request
+        (trace, "get_tracer_provider", RuntimeError),
+    ],
+)
+def test_what_traces_and_fails_harms_no_call(
+    rules: Rules,
+    remote: Vendor,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    error: type[BaseException],
 ) -> None:
     def failing(*_: Any, **__: Any) -> Any:
-        raise SystemExit
+        raise error
 
-    monkeypatch.setattr(recorder, method, failing)
-    rules(r=Rule())
-    call = send("r")
-    run()
-    assert CallQueue.objects.get(pk=call.pk).status == CallQueue.Status.DONE
-    assert len(remote.requests) == 1
-
-
-def test_a_tracer_that_fails_after_the_request_leaves_its_answer(
-    rules: Rules, remote: Vendor, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(self: RecordedSpan, key: str, value: Any) -> None:
-        raise ValueError
-
-    monkeypatch.setattr(RecordedSpan, "set_attribute", failing)
+    monkeypatch.setattr(owner, name, failing)
     rules(r=Rule())
     call = send("r")
     run()
@@ -196,48 +175,26 @@ def test_what_strikes_while_a_call_is_made_is_raised_and_makes_it_no_second_time
     assert len(recorder.spans) == 1
 
 
-def test_a_provider_of_tracers_that_cannot_be_loaded_harms_no_call(
-    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing() -> Any:
-        raise RuntimeError
-
-    monkeypatch.setattr(trace, "get_tracer_provider", failing)
-    rules(r=Rule())
-    call = send("r")
-    run()
-    assert CallQueue.objects.get(pk=call.pk).status == CallQueue.Status.DONE
-
-
 def test_a_failed_attempt_is_a_failed_span_and_the_next_one_another(
     rules: Rules, remote: Vendor, recorder: Recorder
 ) -> None:
+    """No answer is an error without a status."""
     rules(r=Rule(retry=Retry(base=0)))
-    remote.answers["/"] = 503
+    lost = wire.Answer(None, None, error="read timeout", sent=True)
+    remote.answers |= {"/": 503, "/lost": lambda: lost}
     send("r")
     run(), run()
-    first, second = recorder.spans
-    assert first.status.status_code is trace.StatusCode.ERROR
-    assert (first.attributes["error.type"], first.attributes["http.response.status_code"]) == (
-        "503",
-        503,
-    )
-    assert (
-        second.attributes["callqueue.attempt"],
-        second.attributes["http.request.resend_count"],
-    ) == (2, 1)
-    assert first.links == []
-
-
-def test_no_answer_is_an_error_without_a_status(
-    rules: Rules, remote: Vendor, recorder: Recorder
-) -> None:
-    rules(r=Rule())
-    remote.answers["/"] = lambda: wire.Answer(None, None, error="read timeout", sent=True)
-    send("r")
+    send("r", "/lost")
     run()
-    assert recorder.spans[0].attributes["error.type"] == "lost"
-    assert "http.response.status_code" not in recorder.spans[0].attributes
+    first, second, *_, third = recorder.spans
+    assert third.attributes["error.type"] == "lost"
+    assert "http.response.status_code" not in third.attributes
+    assert first.status.status_code is trace.StatusCode.ERROR
+    seen = (first.attributes["error.type"], first.attributes["http.response.status_code"])
+    assert seen == ("503", 503)
+    assert second.attributes["callqueue.attempt"] == 2
+    assert second.attributes["http.request.resend_count"] == 1
+    assert first.links == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.states import Move
 from callqueue.transitions import Job, Result
-from tests.support.behaviour import Vendor, release, send
+from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -165,9 +165,10 @@ def test_a_move_is_made_from_the_states_that_the_table_names_and_from_no_other(
 def test_a_call_that_cannot_be_requeued_says_so(rules: Rules, start: int, again: bool) -> None:
     rules(r=Rule())
     call = send("r")
-    put(call, start)
+    put(call, start, failed_count=3)
     if start in (Move.REQUEUE_AGAIN if again else Move.REQUEUE).sources:
         call.requeue(again=again)
+        assert (call.status, call.failed_count, call.finished_at_dt) == (Status.NEW, 0, None)
     else:
         with pytest.raises(IllegalTransition, match=str(call.pk)):
             call.requeue(again=again)
@@ -184,22 +185,3 @@ def test_a_query_counts_what_it_moved(rules: Rules, start: int) -> None:
     put(every.get(), start)
     # There is no attempt that nobody has begun, so what is DISPATCHED stays so.
     assert every.cancel() == (start in states.CANCELLABLE)
-
-
-def test_requeue_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    for status in (Status.ERROR, Status.FAILED, Status.UNKNOWN, Status.CANCELLED, Status.EXPIRED):
-        call = send("r")
-        CallQueue.objects.filter(pk=call.pk).update(
-            status=status, failed_count=3, finished_at_dt=timezone.now()
-        )
-        call.requeue()
-        assert (call.status, call.failed_count, call.finished_at_dt) == (Status.NEW, 0, None)
-    for status in (Status.NEW, Status.DISPATCHED, Status.DONE):
-        CallQueue.objects.filter(pk=call.pk).update(status=status)
-        with pytest.raises(IllegalTransition):
-            call.requeue()
-    call.status = Status.DONE
-    CallQueue.objects.filter(pk=call.pk).update(status=Status.DONE)
-    call.requeue(again=True)
-    assert call.status == Status.NEW

@@ -4,8 +4,8 @@ transactions.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -56,6 +56,8 @@ def test_what_no_worker_began_waits_again_and_was_not_charged(rules: Rules) -> N
     rules(default=Rule(limits=[SlidingWindow("1/h")]))
     call = send()
     assert release() == [call]
+    assert recovery.recover("default") == 0
+    assert state(call) == Status.DISPATCHED, "its lease goes on"
     overdue()
     recovery.recover("default")
     assert state(call) == Status.NEW
@@ -94,14 +96,6 @@ def test_what_no_worker_began_keeps_its_failures(rules: Rules, remote: Vendor) -
     assert state(call) == Status.FAILED
 
 
-def test_within_its_lease_nothing_is_taken_back(rules: Rules) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    call = send()
-    release()
-    assert recovery.recover("default") == 0
-    assert state(call) == Status.DISPATCHED
-
-
 def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
     """A hundred thousand calls for next week: the index ends the search at now, on PostgreSQL as
     elsewhere.
@@ -126,10 +120,11 @@ def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
     ("method", "on_lost", "status"),
     WHEN_LOST,
 )
-def test_what_fell_silent_ends_as_on_lost_says(
+def test_what_fell_silent_ends_as_on_lost_says_and_is_charged_from_its_end(
     rules: Rules, method: str, on_lost: str, status: Status
 ) -> None:
-    rules(default=Rule(limits=[WIDE], on_lost=on_lost))
+    """It may have reached the provider as late as its lease: it ages from there."""
+    rules(default=Rule(limits=[SlidingWindow("1/h")], on_lost=on_lost))
     call = send(method=method)
     attempt = begun(call)
     recovery.recover("default")
@@ -138,6 +133,8 @@ def test_what_fell_silent_ends_as_on_lost_says(
     assert attempt.outcome == "lost"
     assert attempt.finished_at is not None
     assert (call.finished_at_dt is None) == (status == Status.ERROR)
+    send(method=method)
+    assert release() == []
 
 
 def test_what_fell_silent_again_and_again_fails(rules: Rules) -> None:
@@ -152,16 +149,6 @@ def test_what_fell_silent_again_and_again_fails(rules: Rules) -> None:
         recovery.recover("default")
     assert state(call) == Status.FAILED
     assert call.attempts.count() == 3
-
-
-def test_what_fell_silent_is_charged_from_its_end(rules: Rules) -> None:
-    """It may have reached the provider as late as its lease: it ages from there."""
-    rules(default=Rule(limits=[SlidingWindow("1/h")]))
-    call = send(method="get")
-    begun(call)
-    recovery.recover("default")
-    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(seconds=1), ready=True)
-    assert release() == []
 
 
 # --- The fence
@@ -212,23 +199,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return sent
 
 
-def test_a_callback_is_left_to_the_process_that_ended_the_call(
-    rules: Rules, remote: Vendor, told: list[Any]
-) -> None:
-    rules(default=Rule())
-    call = send(callback="shop.told")
-    behaviour.run()
-    assert told == [(call.pk, "done")]
-    CallQueue.objects.update(
-        callback_pending=True
-    )  # as it is until that process has written that its message is sent
-    Dispenser().run_once()
-    assert len(told) == 1
-
-
+@pytest.mark.parametrize("is_away", [False, True])
 def test_a_callback_that_was_never_sent_is_sent_by_a_dispenser_once(
-    rules: Rules, remote: Vendor, told: list[Any], monkeypatch: pytest.MonkeyPatch
+    rules: Rules,
+    remote: Vendor,
+    told: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    is_away: bool,
 ) -> None:
+    """Until then it is left to the process that ended the call."""
     rules(default=Rule())
     call = send(callback="shop.told")
 
@@ -236,14 +215,19 @@ def test_a_callback_that_was_never_sent_is_sent_by_a_dispenser_once(
         raise ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(messages, "send_by_name", away)
+        if is_away:
+            patch.setattr(messages, "send_by_name", away)
         behaviour.run()
-    assert told == []
-    long_ago = timezone.now() - callbacks.LEFT - timedelta(seconds=1)
-    CallQueue.objects.update(finished_at_dt=long_ago, callback_at=long_ago)
+    assert told == ([] if is_away else [(call.pk, "done")])
+    CallQueue.objects.update(callback_pending=True)  # until it is written that it is sent
     Dispenser().run_once()
-    Dispenser().run_once()
-    assert told == [(call.pk, "done")]
+    assert len(told) == (not is_away)
+    if is_away:
+        long_ago = timezone.now() - callbacks.LEFT - timedelta(seconds=1)
+        CallQueue.objects.update(finished_at_dt=long_ago, callback_at=long_ago)
+        Dispenser().run_once()
+        Dispenser().run_once()
+        assert told == [(call.pk, "done")]
 
 
 # --- Sending inside transactions
@@ -265,45 +249,20 @@ def test_a_call_is_not_seen_before_it_is_committed(rules: Rules, transactional_d
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time: the other thread would wait")
     rules(default=Rule(limits=[WIDE]))
-    with transaction.atomic():
-        call = send()
-        seen = at_once(1, lambda _: Dispenser(publish=lambda *_: True).run_once())
-    assert seen == [0]
-    assert release() == [call]
 
-
-def at_once(count: int, do: Callable[[int], Any]) -> list[Any]:
-    """Let so many threads do it at the same moment; what each returned. Re-raises the first
-    error.
-    """
-    gate, results, errors = threading.Barrier(count), [None] * count, list[BaseException]()
-
-    def body(number: int) -> None:
+    def dispense() -> int:
         try:
-            gate.wait(10)
-            results[number] = do(number)
-        except BaseException as error:
-            errors.append(error)
+            return Dispenser(publish=lambda *_: True).run_once()
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if errors:
-        raise errors[0]
-    return results
+    with transaction.atomic(), ThreadPoolExecutor() as pool:
+        call = send()
+        assert pool.submit(dispense).result(60) == 0
+    assert release() == [call]
 
 
 # --- A database that is older than it was
-
-
-def test_a_dispenser_that_is_remembered_holds_nothing(rules: Rules) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    sign = recovery.beat("default", "me:1")
-    assert not recovery.has_gone_back("default", "me:1", sign)
 
 
 def test_a_row_that_is_gone_from_a_ledger_that_is_whole_is_no_backup(rules: Rules) -> None:
@@ -314,6 +273,7 @@ def test_a_row_that_is_gone_from_a_ledger_that_is_whole_is_no_backup(rules: Rule
     send()
     release()
     sign = recovery.beat("default", "me:1")
+    assert not recovery.has_gone_back("default", "me:1", sign), "it is remembered"
     DispenserState.objects.all().delete()
     assert not recovery.has_gone_back("default", "me:1", sign)
     CallAttempt.objects.update(
