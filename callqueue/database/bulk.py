@@ -211,6 +211,9 @@ def insert_objects(
     for at in range(0, len(objects), batch_size):
         batch = objects[at : at + batch_size]
         left_out, given = _fields(model, batch)
+        if not is_postgresql(using) and len(batch) == 1 and not unless_there:
+            batch[0].save(using=using, force_insert=True)  # bulk_create begins a transaction
+            continue
         if not is_postgresql(using) or _has_expressions(given, batch):
             model._default_manager.using(using).bulk_create(batch, ignore_conflicts=unless_there)
             continue

@@ -233,19 +233,24 @@ _FOUND = ("pk", "active_key", "status", "idempotency_key", "created_dt", "due_at
 def insert(call: tables.CallQueue, *, using: str) -> tables.CallQueue:
     """Insert a row that was prepared; the row, or the one there is where a unique key says so."""
     if call.unique_key is None and not _takes_turns(call):
-        call.save(using=using, force_insert=True)
-        return _complete(call)
+        return _insert_one(call, using)
     if call.unique_key is None:
         with transaction.atomic(using=using, savepoint=False):
-            call.save(using=using, force_insert=True)
+            _insert_one(call, using)
             _tell_of_keys([call], using)
-        return _complete(call)
+        return call
 
     def insert_alone() -> tables.CallQueue:
         with transaction.atomic(using=using):
             return insert_many([call], batch_size=1, using=using)[0]
 
     return database.again_after_deadlock(using, insert_alone)
+
+
+def _insert_one(call: tables.CallQueue, using: str) -> tables.CallQueue:
+    with transaction.mark_for_rollback_on_error(using=using):
+        database.insert_objects(tables.CallQueue, using, [call], batch_size=1)
+    return _complete(call)
 
 
 def insert_many(
