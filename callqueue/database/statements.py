@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, TypeVar
 
 from django.db import OperationalError, connections, models, transaction
@@ -114,6 +115,7 @@ def loaded(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
+@cache
 def quoted(using: str, name: str) -> str:
     """A table's or column's name, quoted."""
     return str(connections[using].ops.quote_name(name))

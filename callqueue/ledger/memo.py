@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -172,7 +172,7 @@ class KnownRoom:
 
     def dumped(self) -> dict[str, Any]:
         """As JSON."""
-        return asdict(self)
+        return dict(vars(self))
 
     def without(self, charged: Mapping[str, int], released: Mapping[str, int]) -> Self:
         """What is left after charges, by budget, of so many attempts of each rule."""

@@ -11,7 +11,6 @@ is kept is not known to be of the same budget, rules and clock, it is counted an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from callqueue import database, tables
@@ -167,7 +166,7 @@ class Tallies:
     def remembered(self) -> dict[str, Any]:
         """What the rules' row is to remember."""
         values = {} if self.limit.is_keyed else {v: t.used for v, t in self.by_value.items()}
-        return asdict(self.kept) | {"values": values}
+        return vars(self.kept) | {"values": values}
 
     def save(self) -> None:
         """Write what changed, of a budget per key. At most three statements."""
