@@ -29,10 +29,10 @@ from callqueue.database.connections import (
 from callqueue.database.dialects import dialect, is_mysql, is_sqlite
 from callqueue.database.notify import (
     TOLD,
+    can_listen,
+    listen,
     lower_flag,
     raise_flag,
-    start_listening,
-    stop_listening,
     wait_for_word,
 )
 from callqueue.database.schema import finish_tables, unfinish_tables

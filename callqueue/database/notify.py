@@ -41,22 +41,19 @@ SILENCE = (
 )
 
 
-def start_listening(using: str) -> bool:
-    """Hear of sent calls. False on another vendor, in a transaction, behind a pooler."""
+def can_listen(using: str) -> bool:
+    """Whether to hear of sent calls: not on another vendor, in a transaction, behind a pooler."""
     connection = connections[using]
     raw = connection.connection
     if not is_postgresql(using) or connection.in_atomic_block or raw is None:
         return False
     # A pooler lends us another session each time.
-    if rows(using, "SELECT pg_backend_pid()")[0][0] != raw.info.backend_pid:
-        return False
-    run(using, f"LISTEN {CHANNEL}")
-    return True
+    return bool(rows(using, "SELECT pg_backend_pid()")[0][0] == raw.info.backend_pid)
 
 
-def stop_listening(using: str) -> None:
-    """Hear of sent calls no more."""
-    run(using, f"UNLISTEN {CHANNEL}")
+def listen(using: str, wanted: bool) -> None:
+    """Hear of sent calls from now on, or no more."""
+    run(using, f"{'LISTEN' if wanted else 'UNLISTEN'} {CHANNEL}")
 
 
 def raise_flag(using: str) -> bool:

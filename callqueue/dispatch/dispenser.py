@@ -60,7 +60,7 @@ class Listener:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self._is_armed = self._was_for_nothing = False
+        self._is_armed = self._is_listening = self._was_for_nothing = False
         self._not_before = 0.0
         self._connection: object | None = None
 
@@ -68,10 +68,11 @@ class Listener:
         """Wait so long, or until a call is sent: the rules that may have calls now, "" for any."""
         if seconds < SHORT or time.monotonic() < self._not_before:
             self.disarm()
-        elif self._is_listening():
+        elif self._may_listen():
             if self._is_armed:
                 return self._hear(min(seconds, DEAF))
             self._is_armed = database.raise_flag(self.using)
+            self._listen(self._is_armed)  # else senders would wake this backend, too
             if self._is_armed:
                 return {""}  # for what was sent between the last look and now
         stop.wait(seconds)
@@ -100,17 +101,22 @@ class Listener:
         """Leave the connection as it was."""
         self.disarm()
         if self._connection is not None and self._connection is database.raw_connection(self.using):
-            database.stop_listening(self.using)
+            self._listen(False)
         self._connection = None
 
-    def _is_listening(self) -> bool:
-        """Whether the connection of now hears of calls; a new connection is told to."""
+    def _may_listen(self) -> bool:
+        """Whether the connection of now can hear of calls."""
         raw = database.raw_connection(self.using)
         if raw is None or raw is not self._connection:
-            self._is_armed, self._connection = False, None
-            if raw is not None and database.start_listening(self.using):
+            self._is_armed, self._is_listening, self._connection = False, False, None
+            if raw is not None and database.can_listen(self.using):
                 self._connection = raw
         return self._connection is not None
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted != self._is_listening:
+            database.listen(self.using, wanted)
+            self._is_listening = wanted
 
 
 class Maker(Protocol):

@@ -54,7 +54,7 @@ class Stage:
         broker.send = lambda *given, **how: self.broker.send(*given, **how)
         broker.send_by_name = broker.send_beside = lambda *given, **how: None
         # as behind a pooler, where nobody can listen: a dispenser looks by itself then
-        database.start_listening = lambda using: False
+        database.can_listen = lambda using: False
 
     def config(self, rules: Rules) -> Any:
         """The settings as a process has them that was started with these rules."""
