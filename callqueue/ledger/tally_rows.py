@@ -175,7 +175,7 @@ def _charged_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str
 def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple[str, int]]:
     """What former rules' attempts cost that are open or ended after the horizon: (value, cost)."""
     column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
-    where, of_former = _of_former(using, budget)
+    where, of_former = _former_where(using, budget)
     sql = (
         f"SELECT {column}, SUM({cost}) FROM {attempts_table(using)} "
         f"WHERE ({' OR '.join(where)}) "
@@ -192,7 +192,7 @@ def by_slots(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[s
     """
     column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
     width = max(1, budget.limit.window_us // SLOTS)
-    where, of_former = _of_former(using, budget)
+    where, of_former = _former_where(using, budget)
     of_rules = " OR ".join([f"rule IN ({places(budget.rules)})", *where])
     sql = (
         f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
@@ -283,7 +283,7 @@ def attempts_table(using: str) -> str:
     return quoted(using, tables.CallAttempt._meta.db_table)
 
 
-def _of_former(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
+def _former_where(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
     """The conditions of the budget's former rules, and their parameters."""
     found = [former_sql(using, former) for former in budget.former]
     return [where for where, _ in found], [one for _, params in found for one in params]
