@@ -7,7 +7,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.celery_app import app
 from tests.support.brokers import Broker
-from tests.support.processes import Processes, Running
+from tests.support.processes import Processes
 from tests.support.recorder import Recorder, used_share
 from tests.support.verdicts import (
     Late,
@@ -108,8 +107,8 @@ def test_what_another_worker_consumes_is_published_to_it(
     processes.worker("other")
     (theirs,) = send(1, rule="elsewhere")
     (mine,) = send(1)
-    assert made_by(theirs) not in children_of(first)
-    assert made_by(mine) in children_of(first)
+    assert made_by(theirs) not in first.children()
+    assert made_by(mine) in first.children()
     never_begun = CallAttempt.objects.filter(started_at=None)
     assert not never_begun.exists()
 
@@ -151,13 +150,13 @@ def test_a_process_that_computes_leaves_it_to_another(
     keep_busy(processes, path, computes[0])
     wait_until(lambda: pid_that_releases(send) != computes[0], 10)
     other = pid_that_releases(send)
-    assert other in children_of(first)
+    assert other in first.children()
     keep_busy(processes, path, other)
     wait_until(lambda: [one.kind for one in releasing()] == ["busy"], 10)
-    assert pid_that_releases(send) in children_of(first)  # it does not stop for that
+    assert pid_that_releases(send) in first.children()  # it does not stop for that
     second = processes.worker("one")
     wait_until(lambda: [one.kind for one in releasing()] == ["worker"], 20)
-    wait_until(lambda: pid_that_releases(send) in children_of(second), 10)
+    wait_until(lambda: pid_that_releases(send) in second.children(), 10)
     path.unlink()  # they may stop
 
 
@@ -182,7 +181,7 @@ def test_a_dispenser_goes_first(processes: Processes, send: Callable[..., list[C
     dispenser = processes.dispenser()
     wait_until(lambda: [one.kind for one in releasing()] == ["steady"], 20)
     (call,) = send(1)
-    assert made_by(call) in children_of(worker)
+    assert made_by(call) in worker.children()
     attempt = CallAttempt.objects.get(call=call)
     assert attempt.started_at > attempt.released_at
     assert dispenser.stop() == 0
@@ -223,11 +222,3 @@ def keep_busy(processes: Processes, path: Path, pid: int, task: str = "tests.com
 def longest_gap(instants: list[float]) -> float:
     ordered = sorted(instants)
     return max(later - earlier for earlier, later in pairwise(ordered))
-
-
-def children_of(running: Running) -> set[int]:
-    found: set[int] = set()
-    for task in Path(f"/proc/{running.pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found |= set(map(int, task.read_text().split()))
-    return found

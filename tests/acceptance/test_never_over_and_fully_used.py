@@ -19,7 +19,13 @@ from callqueue.models import CallAttempt, CallQueue
 from tests.support.length import ONLY_AT_LENGTH
 from tests.support.processes import Processes
 from tests.support.recorder import Recorder, used_share
-from tests.support.verdicts import Late, never_over, on_a_quiet_machine, until_none_is_left, verdict
+from tests.support.verdicts import (
+    never_over,
+    on_a_quiet_machine,
+    until_none_is_left,
+    verdict,
+    wait_until,
+)
 
 
 @dataclass
@@ -124,11 +130,7 @@ def test_no_burst_after_the_workers_were_away(scene: Scene) -> None:
     scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("20/s")])')
     scene.send(120)
     dispenser = scene.processes.dispenser()
-    deadline = time.monotonic() + 20
-    while CallAttempt.objects.count() < 20:
-        if time.monotonic() > deadline:
-            raise Late(dispenser.log)
-        time.sleep(0.05)
+    wait_until(lambda: CallAttempt.objects.count() >= 20, 20, lambda: dispenser.log)
     time.sleep(3)
     with verdict():
         assert CallAttempt.objects.count() == 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,8 @@ from amqp.exceptions import PreconditionFailed
 
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.brokers import Broker
-from tests.support.processes import READY_SECONDS, Processes
+from tests.support.processes import Processes
+from tests.support.verdicts import wait_until
 
 SETTINGS = """
 CELERY_TASK_DEFAULT_QUEUE_TYPE = "quorum"
@@ -32,10 +32,7 @@ def test_calls_go_through_quorum_queues(
         ]
     )
     processes.dispenser()
-    until = time.monotonic() + READY_SECONDS
-    while CallQueue.objects.done().count() < len(calls):
-        assert time.monotonic() < until, processes.logs()
-        time.sleep(0.05)
+    wait_until(lambda: CallQueue.objects.done().count() == len(calls), 60, processes.logs)
     assert sorted(said.read_text().split()) == ["0", "1", "2", "3", "4"]
     assert CallAttempt.objects.count() == len(calls)
     with broker.connection() as connection, pytest.raises(PreconditionFailed, match="quorum"):

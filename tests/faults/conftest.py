@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +37,8 @@ def length(request: pytest.FixtureRequest) -> Callable[[Any, Any], Any]:
 @pytest.fixture
 def stage(
     processes: Processes, vendor: Recorder, configure: Callable[[str], None], tmp_path: Path
-) -> Iterator[Stage]:
+) -> Stage:
     """Workers, dispensers and a vendor, on any broker (or on `broker`)."""
     from tests.faults.stage import Stage
 
-    folder = tmp_path / "sabotage"
-    folder.mkdir()
-    made = Stage(processes, vendor, configure, folder)
-    made.rule()
-    yield made
-    for running in processes.started:
-        running.kill()
+    return Stage(processes, vendor, configure, tmp_path)

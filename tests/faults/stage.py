@@ -55,16 +55,20 @@ CALLQUEUE = {{
 @dataclass
 class Stage:
     """One rule `r` of so many calls a second on one queue; workers and dispensers; calls to a
-    vendor that records.
+    vendor that records. `place`: a folder of the test's.
     """
 
     processes: Processes
     vendor: Recorder
     configure: Callable[[str], None]
-    folder: Path
-    alias: str = "default"
+    place: Path
     rate: int = 100
     numbers: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder = self.place / "sabotage"
+        self.folder.mkdir(exist_ok=True)
+        self.rule()
 
     def rule(
         self,
@@ -123,7 +127,6 @@ class Stage:
         """Calls that the vendor's record can be told apart by: each has a number of its own in its
         URL.
         """
-        manager = CallQueue.objects.db_manager(self.alias)
         first = len(self.numbers)
         joint = "&" if "?" in path else "?"
         data = [
@@ -136,15 +139,9 @@ class Stage:
             }
             for i in range(count)
         ]
-        calls = manager.send_many(data, rule=rule, **options)
+        calls = CallQueue.objects.send_many(data, rule=rule, **options)
         self.numbers.update({call.pk: first + i for i, call in enumerate(calls)})
         return calls
-
-    def calls(self) -> Any:
-        return CallQueue.objects.using(self.alias)
-
-    def attempts(self) -> Any:
-        return CallAttempt.objects.using(self.alias)
 
     def arrivals_of(self, call: CallQueue) -> list[Arrival]:
         number = str(self.numbers[call.pk])
@@ -191,13 +188,18 @@ class Stage:
         """What has not ended: a count by status, how many attempts there are, and the first that
         are open. None: all has.
         """
-        if not self.calls().exclude(status__in=FINAL).exists():
+        if not CallQueue.objects.exclude(status__in=FINAL).exists():
             return None
         return (
-            Counter(self.calls().values_list("status", flat=True)),
-            self.attempts().count(),
+            Counter(CallQueue.objects.values_list("status", flat=True)),
+            CallAttempt.objects.count(),
             self.open_attempts(),
         )
+
+    def release_until_all_have_ended(self) -> None:
+        """Have the vendor answer whatever it holds."""
+        waiting = CallQueue.objects.filter(status__in=(0, 1, 2))
+        wait_until(lambda: self.vendor.release() >= 0 and not waiting.exists(), 60)
 
     def wait_for_status(self, call: CallQueue, *statuses: int, seconds: float = 20.0) -> None:
         def has_it() -> bool:
@@ -214,9 +216,9 @@ class Stage:
 
     def open_attempts(self) -> list[Any]:
         return list(
-            self.attempts()
-            .open()
-            .values("pk", "call_id", "number", "started_at", "lease_until", "worker")[:5]
+            CallAttempt.objects.open().values(
+                "pk", "call_id", "number", "started_at", "lease_until", "worker"
+            )[:5]
         )
 
     # --- The judge
@@ -233,7 +235,7 @@ class Stage:
         for arrival in arrivals:
             by_number.setdefault(arrival.query["call"], []).append(arrival)
         ended = list(
-            self.calls().values_list("pk", "status", "method", "error_message", named=True)
+            CallQueue.objects.values_list("pk", "status", "method", "error_message", named=True)
         )
         assert {call.pk for call in ended} == set(self.numbers), (
             "calls have vanished, or come from nowhere"
@@ -243,14 +245,14 @@ class Stage:
             self._judge_call(call, seen, unknown_allowed)
         assert not by_number, f"arrived, and nobody sent it: {by_number}"
         never_over([arrival.at for arrival in arrivals], self.rate, 1.0)
-        assert not self.attempts().open().exists(), self.open_attempts()
+        assert not CallAttempt.objects.open().exists(), self.open_attempts()
         if recovery is not None:
             self._judge_leases(recovery)
         return Counter(Status(call.status).name for call in ended)
 
     def _judge_call(self, call: Any, seen: list[Arrival], unknown_allowed: bool) -> None:
         story = f"call {call.pk} ({call.method}) is {Status(call.status).name}: {call.error_message!r}; {len(seen)} arrivals"
-        story = f"{story}; {list(self.attempts().filter(call_id=call.pk).values_list('number', 'outcome', 'error_message'))}"
+        story = f"{story}; {list(CallAttempt.objects.filter(call_id=call.pk).values_list('number', 'outcome', 'error_message'))}"
         assert call.status in FINAL, story
         keys = {arrival.idempotency_key for arrival in seen}
         assert len(keys) <= 1, f"{story}; keys {keys}"
@@ -267,10 +269,8 @@ class Stage:
 
     def _judge_leases(self, recovery: float) -> None:
         late = timedelta(seconds=recovery)
-        for attempt in (
-            self.attempts()
-            .exclude(lease_until=None)
-            .values("pk", "outcome", "finished_at", "lease_until")
+        for attempt in CallAttempt.objects.exclude(lease_until=None).values(
+            "pk", "outcome", "finished_at", "lease_until"
         ):
             with on_a_quiet_machine():
                 assert attempt["finished_at"] <= attempt["lease_until"] + late, attempt
@@ -303,14 +303,3 @@ class Keeper:
                     self.running[place].kill()  # what is left of its group
                     self.restarts += 1
                     self.running[place] = make()
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that this one has made: the pool of a worker."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, task.read_text().split())
-        except OSError:
-            continue
-    return found

@@ -50,18 +50,11 @@ def staged(
         kind = "redis" if isinstance(server, private.Redis) else "rabbitmq"
         processes = Processes(Broker(kind, server.url, f"cq-{tmp_path.name[-12:]}-"))
         started.append(processes)
-
-        folder = tmp_path / "sabotage"
-        folder.mkdir()
-        stage = Stage(processes, vendor, partial(configured, processes, settings), folder)
-        stage.rule()
-        return stage
+        return Stage(processes, vendor, partial(configured, processes, settings), tmp_path)
 
     yield on
     for processes in started:
         print(processes.logs())
-        for running in processes.started:
-            running.kill()
         processes.close()
 
 
@@ -77,7 +70,7 @@ def test_rabbitmq_is_killed_with_many_in_flight(
     stage.dispenser()
     stage.send(many // 2, path="/delay?s=0.2", method="post")
     stage.send(many // 2, path="/delay?s=0.2", method="put")
-    wait_until(lambda: stage.attempts().count() >= many // 2 and stage.vendor.count() > 10, 30)
+    wait_until(lambda: CallAttempt.objects.count() >= many // 2 and stage.vendor.count() > 10, 30)
     rabbitmq_node.kill()
     rabbitmq_node.start()
     stage.wait_for_all(120)
@@ -183,7 +176,7 @@ def test_a_broker_that_takes_no_more_messages(staged: Any, rabbitmq_node: privat
     try:
         stage.send(20)
         dispenser.wait_for_log("broker_away")  # undone at once, long before its lease
-        wait_until(lambda: stage.attempts().filter(outcome="voided").exists(), 5)
+        wait_until(lambda: CallAttempt.objects.filter(outcome="voided").exists(), 5)
         assert stage.vendor.count() == 5
     finally:
         rabbitmq_node.control("set_disk_free_limit", "1MB")
@@ -200,16 +193,16 @@ def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Len
     stage.rule(1000, release=1.0)
     stage.send(400, method="get")
     dispenser = stage.dispenser()
-    gone = stage.attempts().filter(outcome="voided")
+    gone = CallAttempt.objects.filter(outcome="voided")
     wait_until(lambda: gone.count() >= choosing.LEAST + length(3, 30), 120)
     if broker.kind == "rabbitmq":
         wait_until(lambda: broker.waiting("one") <= 1, 30)
-    assert broker.waiting("one") <= stage.attempts().count() <= gone.count() + 1
+    assert broker.waiting("one") <= CallAttempt.objects.count() <= gone.count() + 1
     began = time.monotonic()
     stage.worker(concurrency=2)
     stage.wait_for_all(60)
     assert dispenser.process.poll() is None
-    assert stage.attempts().exclude(outcome="voided").count() == 400
+    assert CallAttempt.objects.exclude(outcome="voided").count() == 400
     with on_a_quiet_machine():
         assert time.monotonic() - began < 20
     assert stage.judge(unknown_allowed=False) == {"DONE": 400}
@@ -230,7 +223,7 @@ def test_redis_is_frozen(staged: Any, redis_server: private.Redis) -> None:
         try:
             stage.send(30, method="post")
             seen = DispenserState.objects.get(kind="steady").seen_at
-            given_up = stage.attempts().filter(outcome="voided")
+            given_up = CallAttempt.objects.filter(outcome="voided")
             wait_until(lambda: given_up.exists(), 20)
             (late,) = stage.send(1, expires_at=timezone.now() + timedelta(seconds=0.2))
             stage.wait_for_status(late, Status.EXPIRED)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from callqueue.models import CallAttempt, CallQueue
 from tests.celery_app import app
-from tests.faults.stage import Stage, Status, children_of
+from tests.faults.stage import Stage, Status
 from tests.support.recorder import most_at_once
 from tests.support.verdicts import verdict, wait_until
 
@@ -33,11 +34,6 @@ def _send_one_by_one(stage: Stage, count: int, path: str, **how: str) -> None:
         stage.vendor.wait_for(before + number)
 
 
-def _release_until_all_have_ended(stage: Stage) -> None:
-    waiting = stage.calls().filter(status__in=(0, 1, 2))
-    wait_until(lambda: stage.vendor.release() >= 0 and not waiting.exists(), 60)
-
-
 @pytest.mark.parametrize("pool", POOLS[:3])
 def test_a_slot_takes_more_calls_and_other_tasks_while_answers_are_waited_for(
     stage: Stage, tmp_path: Path, pool: str
@@ -50,8 +46,8 @@ def test_a_slot_takes_more_calls_and_other_tasks_while_answers_are_waited_for(
     wait_until((tmp_path / "said").exists, 20)
     with verdict():
         assert most_at_once(stage.vendor.arrivals()) == 5
-        assert not stage.calls().done().exists()
-    _release_until_all_have_ended(stage)
+        assert not CallQueue.objects.done().exists()
+    stage.release_until_all_have_ended()
     assert worker.stop() == 0
     assert stage.judge(unknown_allowed=False) == {"DONE": 5}
 
@@ -63,8 +59,8 @@ def test_a_slot_has_no_more_calls_in_flight_than_it_may(stage: Stage, pool: str)
     stage.dispenser()
     stage.send(8, path="/hold/f", method="post")
     stage.vendor.wait_for(3)
-    wait_until(lambda: stage.attempts().filter(started_at=None).count() == 5, 20)
-    _release_until_all_have_ended(stage)
+    wait_until(lambda: CallAttempt.objects.filter(started_at=None).count() == 5, 20)
+    stage.release_until_all_have_ended()
     with verdict():
         assert most_at_once(stage.vendor.arrivals()) == 3
     assert stage.judge(unknown_allowed=False) == {"DONE": 8}
@@ -80,14 +76,14 @@ def test_a_worker_that_is_told_to_go_waits_for_calls_in_flight(stage: Stage, poo
     worker.process.terminate()
     worker.wait_for_log("Warm shutdown")
     stage.send(path="/hold/t", method="post")
-    wait_until(lambda: stage.attempts().count() >= 4, 20)  # those given back go again
+    wait_until(lambda: CallAttempt.objects.count() >= 4, 20)  # those given back go again
     with verdict():
         assert worker.is_alive()
         assert stage.vendor.count() == 3
     stage.vendor.release()
     assert worker.wait(30) == 0
     stage.worker(concurrency=1)
-    _release_until_all_have_ended(stage)
+    stage.release_until_all_have_ended()
     assert stage.judge(unknown_allowed=False) == {"DONE": 4}
 
 
@@ -97,20 +93,25 @@ def test_a_process_of_the_pool_that_is_told_to_go_waits_too(stage: Stage) -> Non
     worker = stage.worker(concurrency=1)
     stage.dispenser()
     _send_one_by_one(stage, 2, "/hold/c", method="post")
-    (child,) = children_of(worker.pid)
+    (child,) = worker.children()
     os.kill(child, signal.SIGTERM)
     stage.send(path="/hold/c", method="post")
-    wait_until(lambda: stage.attempts().count() >= 3, 20)
-    _release_until_all_have_ended(stage)
+    wait_until(lambda: CallAttempt.objects.count() >= 3, 20)
+    stage.release_until_all_have_ended()
     assert stage.judge(unknown_allowed=False) == {"DONE": 3}
 
 
+@pytest.mark.parametrize(
+    "option", ["--max-tasks-per-child=3", pytest.param("--max-memory-per-child=1", marks=SLOW)]
+)
 def test_a_process_that_has_run_its_last_task_takes_no_other_while_calls_are_in_flight(
-    stage: Stage, tmp_path: Path
+    stage: Stage, tmp_path: Path, option: str
 ) -> None:
-    """`worker_max_tasks_per_child`: the next tasks go to the other process, and wait for nothing."""
+    """The next tasks go to the other process, and wait for nothing. Under the second option every
+    task is a process's last.
+    """
     stage.rule(total=LONG)
-    worker = stage.worker(concurrency=2, arguments=["--max-tasks-per-child", "3"])
+    worker = stage.worker(concurrency=2, arguments=[option])
     stage.dispenser()
     for child in range(2, 5):
         _send_one_by_one(stage, 1, "/hold/m", method="post")
@@ -118,25 +119,9 @@ def test_a_process_that_has_run_its_last_task_takes_no_other_while_calls_are_in_
         wait_until((tmp_path / f"said-{child}").exists, 20)
         stage.vendor.release()
     stage.send(20, path="/delay?s=0.3", method="post")
-    _release_until_all_have_ended(stage)
+    stage.release_until_all_have_ended()
     assert stage.judge(unknown_allowed=False) == {"DONE": 23}
     assert worker.stop() == 0
-
-
-@pytest.mark.slow
-def test_a_process_that_needs_too_much_memory_takes_no_other_task_while_calls_are_in_flight(
-    stage: Stage, tmp_path: Path
-) -> None:
-    """`worker_max_memory_per_child`: here every task is a process's last."""
-    stage.rule(total=LONG)
-    stage.worker(concurrency=2, arguments=["--max-memory-per-child", "1"])
-    stage.dispenser()
-    _send_one_by_one(stage, 1, "/hold/b", method="post")
-    for number in range(4):
-        _echo(stage, tmp_path / f"said-{number}")
-        wait_until((tmp_path / f"said-{number}").exists, 15)
-    _release_until_all_have_ended(stage)
-    assert stage.judge(unknown_allowed=False) == {"DONE": 1}
 
 
 def test_a_receiver_that_takes_its_time_ends_no_lease_of_a_call_in_flight(stage: Stage) -> None:
@@ -202,7 +187,7 @@ def test_a_process_without_descriptors_makes_its_calls_later_and_no_attempt_of_t
     stage.wait_for_all(60)
     with verdict():
         assert most_at_once(stage.vendor.arrivals()) < 130 - 64
-        outcomes = set(stage.attempts().values_list("outcome", flat=True))
+        outcomes = set(CallAttempt.objects.values_list("outcome", flat=True))
         assert outcomes == {"succeeded", "voided"}
     assert stage.judge(unknown_allowed=False) == {"DONE": 121}
 
@@ -219,4 +204,4 @@ def test_a_full_slot_lets_go_of_its_task_before_a_time_limit_kills_the_process(
     stage.wait_for_all(60)
     assert "TimeLimitExceeded" not in worker.log
     assert stage.judge(unknown_allowed=False) == {"DONE": len(calls)}
-    assert {call.status for call in stage.calls().all()} == {Status.DONE}
+    assert {call.status for call in CallQueue.objects.all()} == {Status.DONE}

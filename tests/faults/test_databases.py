@@ -90,16 +90,10 @@ def at(
         }
         connection.close()
         connection.settings_dict.update(own)
-        folder = tmp_path / "sabotage"
-        folder.mkdir(exist_ok=True)
-        stage = Stage(processes, vendor, partial(configured, processes, settings), folder)
-        stage.rule()
-        return stage
+        return Stage(processes, vendor, partial(configured, processes, settings), tmp_path)
 
     yield staged
     print(processes.logs())
-    for running in processes.started:
-        running.kill()
     processes.close()
     connection.close()
     connection.settings_dict.update(before)
@@ -196,7 +190,7 @@ def test_behind_pgbouncer_in_transaction_mode(
             stage.send(length(60, 400), method=method)
         stage.wait_for_all(90)
         stage.judge()
-        command = [sys.executable, "-m", "tests.support.permit_taker", "20"]
+        command = [sys.executable, "-m", "tests.support.permit_process", "20"]
         stage.processes.start("permits", command).wait_for_log("20 permits taken")
         permits = CallAttempt.objects.filter(call__method="permit")
         assert permits.filter(outcome="succeeded").count() == permits.count() == 20
@@ -266,5 +260,5 @@ def test_a_restored_backup_is_noticed_and_held(
 def _beats(stage: Stage) -> float:
     from callqueue.models import DispenserState
 
-    newest = DispenserState.objects.using(stage.alias).order_by("-seen_at").first()
+    newest = DispenserState.objects.order_by("-seen_at").first()
     return newest.seen_at.timestamp() if newest else 0.0

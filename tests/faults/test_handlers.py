@@ -65,12 +65,12 @@ def test_a_reconcile_hook_that_hangs_keeps_one_slot_of_its_queue(stage: Stage) -
     stage.add_settings(HANGING)
     for call in stage.send(3):
         lost = {"rule": "hangs", "status": Status.UNKNOWN, "ready": False}
-        stage.calls().filter(pk=call.pk).update(**lost, active_key=None)
+        CallQueue.objects.filter(pk=call.pk).update(**lost, active_key=None)
     stage.worker(concurrency=2)
     stage.dispenser()
     for _ in range(4):
         stage.processes.broker.send(app, "callqueue.recover_lost_calls", queue="one")
-    asked = stage.calls().unknown().filter(reconcile_count__gt=0)
+    asked = CallQueue.objects.unknown().filter(reconcile_count__gt=0)
     wait_until(asked.exists, 20)
     stage.send(100)
     stage.wait_for_all(40)

@@ -109,5 +109,5 @@ def _send_evenly(vendor: Recorder, seconds: float) -> None:
 
 
 def _peer(processes: Processes, vendor: Recorder) -> Running:
-    command = [sys.executable, "-m", "tests.support.permit_peer", vendor.url("/ok")]
+    command = [sys.executable, "-m", "tests.support.permit_process", vendor.url("/ok")]
     return processes.start("peer", command)

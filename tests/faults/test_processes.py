@@ -16,7 +16,7 @@ import pytest
 
 from callqueue.history.sums import counters
 from callqueue.models import CallAttempt, CallQueue
-from tests.faults.stage import GRACE, Keeper, Stage, Status, children_of
+from tests.faults.stage import GRACE, Keeper, Stage, Status
 from tests.support.processes import Running
 from tests.support.verdicts import on_a_quiet_machine, verdict, wait_until
 
@@ -27,7 +27,11 @@ LOGGING = {"version": 1, "handlers": {"all": {"class": "logging.StreamHandler"}}
 """
 OF_A_CALL = ["before-begin", "before-socket", "before-record", "inside-record", "after-record"]
 OF_A_RELEASE = ["inside-release", "before-publish", "inside-publish", "after-publish"]
-POINTS = {"dispenser": OF_A_RELEASE, "run": ["inside-release", *OF_A_CALL]}
+POINTS = {
+    "dispenser": OF_A_RELEASE,
+    "run": ["inside-release", *OF_A_CALL],
+    "worker": ["inside-release", *OF_A_CALL[:-1]],  # which releases, alone
+}
 
 
 def _status(call: CallQueue) -> int:
@@ -55,40 +59,44 @@ def test_a_pool_child_is_killed_at_every_point_of_a_call(stage: Stage, length: L
 @pytest.mark.parametrize("kind", POINTS)
 def test_one_is_killed_at_every_point_of_its_work(stage: Stage, length: Length, kind: str) -> None:
     """What was charged and never published comes back when its lease is over; what never committed
-    never happened.
+    never happened. A worker has another process instead of one that dies.
     """
     if kind == "dispenser":
         stage.worker(concurrency=4)
+    elif kind == "worker":
+        stage.rule(in_workers=8)
     points = POINTS[kind] * length(1, 10)
     with stage.keep(getattr(stage, kind)) as keeper:
         for point in points:
             for method in ("post", "put"):
                 stage.send(10, method=method)
-            stage.plant(point, "group")
+            stage.plant(point, "child" if kind == "worker" else "group")
             stage.wait_until_struck()
         stage.wait_for_all(60)
-    assert keeper.restarts == len(points)
+    assert keeper.restarts == (0 if kind == "worker" else len(points))
     if kind == "dispenser":
         assert stage.judge(unknown_allowed=False) == {"DONE": 20 * len(points)}
     else:
         stage.judge(recovery=10)
 
 
-def test_random_kills_under_load(stage: Stage, length: Length) -> None:
+@pytest.mark.parametrize("releases", ["a dispenser, and one that makes its calls", "workers"])
+def test_random_kills_under_load(stage: Stage, length: Length, releases: str) -> None:
     """Children, whole workers, dispensers and those that make calls themselves, at random; the seed
     makes the choices, the machine the moments. Whoever dies, the rest goes on.
     """
     kills, seed = length((8, 20261120), (200, 20261121))
-    dice = random.Random(seed)
-    stage.rule(40 if kills < 50 else 60)
-    makers = [lambda: stage.worker(concurrency=3, wait=False)] * 2 + [stage.dispenser, stage.run]
-    with stage.keep(*makers) as keeper:
+    dice, alone = random.Random(seed), releases == "workers"
+    stage.rule(40 if kills < 50 else 60, in_workers=8 if alone else 0)
+    makers: list[Callable[[], Running]] = [lambda: stage.worker(concurrency=3, wait=False)] * 2
+    with stage.keep(*makers, *([] if alone else [stage.dispenser, stage.run])) as keeper:
         for running in keeper.running[:2]:
             running.wait_for_log(" ready.")
-        keeper.running[3].wait_for_log("running all rules")
+        if not alone:
+            keeper.running[3].wait_for_log("running all rules")
         killed = seen = 0
         while killed < kills:
-            if stage.calls().filter(status__in=(0, 1, 2)).count() < 60:
+            if CallQueue.objects.filter(status__in=(0, 1, 2)).count() < 60:
                 for method in ("post", "put", "get"):
                     stage.send(
                         20, path=dice.choice(["/ok", "/delay?s=0.1", "/delay?s=0.5"]), method=method
@@ -101,9 +109,8 @@ def test_random_kills_under_load(stage: Stage, length: Length) -> None:
             killed += strike_at_random(dice, keeper)
             seen = stage.vendor.count()
         stage.wait_for_all(60)
-    counts = stage.judge(
-        recovery=10
-    )  # a dispenser that is killed again and again recovers when it is back
+    # what releases is killed again and again, and recovers when it is back
+    counts = stage.judge(recovery=25 if alone else 10)
     assert counts["DONE"] > 2 * kills
 
 
@@ -114,7 +121,7 @@ def strike_at_random(dice: random.Random, keeper: Keeper) -> int:
         with suppress(ProcessLookupError):
             os.killpg(victim.pid, signal.SIGKILL)
         return 1
-    children = [pid for running in keeper.running[:2] for pid in children_of(running.pid)]
+    children = [pid for running in keeper.running[:2] for pid in running.children()]
     if not children:
         return 0
     with suppress(ProcessLookupError):
@@ -129,8 +136,8 @@ def _unknown_were_sent(stage: Stage) -> None:
     """Nothing is UNKNOWN but what arrived."""
     arrived = {arrival.query["call"] for arrival in stage.vendor.arrivals()}
     with verdict():
-        for pk in stage.calls().unknown().values_list("pk", flat=True):
-            story = f"call {pk} never arrived, and is UNKNOWN: {list(stage.attempts().filter(call_id=pk).values())}"
+        for pk in CallQueue.objects.unknown().values_list("pk", flat=True):
+            story = f"call {pk} never arrived, and is UNKNOWN: {list(CallAttempt.objects.filter(call_id=pk).values())}"
             assert str(stage.numbers[pk]) in arrived, story
 
 
@@ -144,16 +151,11 @@ def test_a_pool_child_is_killed_in_the_middle_of_a_message(stage: Stage) -> None
     worker = stage.worker(concurrency=1)
     stage.dispenser()
     stage.vendor.wait_for(FULL)  # all that were begun have been sent
-    wait_until(lambda: stage.calls().done().exists(), 20)
-    for child in children_of(worker.pid):
+    wait_until(lambda: CallQueue.objects.done().exists(), 20)
+    for child in worker.children():
         os.kill(child, signal.SIGKILL)
     stage.worker(concurrency=4)
-    wait_until(
-        lambda: (
-            stage.vendor.release() >= 0 and not stage.calls().filter(status__in=(0, 1, 2)).exists()
-        ),
-        60,
-    )
+    stage.release_until_all_have_ended()
     stage.judge()
     _unknown_were_sent(stage)
 

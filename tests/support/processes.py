@@ -91,9 +91,13 @@ class Running:
         self._signal_group(signal.SIGKILL)
         self.process.wait(STOP_SECONDS)
 
-    def kill_parent_only(self) -> None:
-        self.process.kill()
-        self.process.wait(STOP_SECONDS)
+    def children(self) -> list[int]:
+        """The processes that it has made: the pool of a worker."""
+        found: list[int] = []
+        for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, task.read_text().split())
+        return found
 
     def freeze(self) -> None:
         """SIGSTOP to it and all of its children: as a paused virtual machine."""
