@@ -253,10 +253,14 @@ def asked(ask: Ask, rules: Rules, count: int, keys: int, held: int) -> dict[str,
 def test_asking_takes_few_statements_whatever_there_is(
     rules: Rules, remote: Vendor, ask: Ask
 ) -> None:
-    """The dashboard's and the rule's page ask for the session and the user, too."""
+    """The dashboard's and the rule's page ask for the session and the user, too. So many rules that
+    each SELECT for one of them no longer fits in one statement are asked for in two.
+    """
     few = asked(ask, rules, 6, 3, 2)
     assert asked(ask, rules, 6, 60, 30) == few
-    assert asked(ask, rules, 248, 3, 2) == few
+    assert asked(ask, rules, 248, 3, 2) == {
+        door: count + (door != "rule") for door, count in few.items()
+    }
     page = ask.page("dashboard")
     assert (len(tables(page)[-1]), len(page) < 150_000) == (1 + 248 + 1, True)
 
