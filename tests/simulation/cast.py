@@ -192,6 +192,7 @@ class Cast:
     def die(self, process: Process) -> None:
         """It is gone, and what it had in hand goes to others; another one begins soon."""
         world = self.world
+        world.judge.killed.add(process)
         for request in world.provider.requests:
             if request.process is process and request.told_at is None:
                 request.died_at = self.scheduler.now

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 MOST = 6  # calls of a backlog
 LASTS = 4.0  # seconds for which it is watched
 LOOK = 0.6  # seconds by which a dispenser has seen that calls are there: it polls
-SLEPT = 7200.0  # seconds
+# seconds that processes sleep: less than their opinions are remembered for, and more
+SLEPT = (60.0, 7200.0)
 SETTLES = 2.0  # seconds after which processes that have slept know what has become of the others
 MEANWHILE = ("nothing", "sleep", "raise", "pause", "hold", "wipe", "ask", "stop")
 
@@ -28,10 +29,12 @@ def drain(world: World) -> None:
     draw, scheduler = world.scheduler.stream("drain"), world.scheduler
     act = draw.choice(MEANWHILE)
     scheduler.tell(f"drain: {act}", "world")
-    if act == "sleep":
-        _sleep(world)
     sent: list[CallOf] = []
-    backlog = Backlog(sent, 0, is_plain=act in ("nothing", "sleep", "wipe", "stop"))
+    is_plain = act in ("nothing", "sleep", "wipe", "stop")
+    is_one = not any(process.is_other for process in world.cast.releasing())
+    backlog = Backlog(sent, 0, is_one=is_one, is_plain=is_plain, keeps_turns=act != "wipe")
+    if act == "sleep":
+        _sleep(world, draw, backlog)
     drawn = _drawn(world, draw)
     world.cast.act("drainer", 0.0, lambda: _send(world, draw, drawn, sent))
     if act == "ask":
@@ -41,7 +44,7 @@ def drain(world: World) -> None:
     elif act not in ("nothing", "sleep"):
         do = globals()[f"_{act}"]
         world.cast.act("operator", draw.uniform(0.3, 1.0), lambda: do(world, draw, backlog))
-    begun = scheduler.now / MICRO
+    begun = max(scheduler.now, backlog.free_at) / MICRO
     scheduler.run(begun + LASTS, lambda: _is_over(world, sent, len(drawn)))
     if sent:
         backlog.free_at = max(backlog.free_at, sent[-1].sent_at + round(LOOK * MICRO))
@@ -84,13 +87,18 @@ def _send(world: World, draw: Any, drawn: list[dict[str, Any]], sent: list[CallO
     sent += found
 
 
-def _sleep(world: World) -> None:
-    """All processes are suspended, and go on hours later."""
-    scheduler = world.scheduler
-    ends = scheduler.now + round(SLEPT * MICRO)
+def _sleep(world: World, draw: Any, backlog: Backlog) -> None:
+    """All processes are suspended, and go on much later, one after the other. The backlog finds some
+    of them asleep where they remember each other.
+    """
+    scheduler, slept = world.scheduler, draw.choice(SLEPT)
+    ends = scheduler.now + round(slept * MICRO)
     for process in scheduler.processes:
-        process.thawed_at = max(process.thawed_at, ends)
-    scheduler.run(ends / MICRO + SETTLES)
+        process.thawed_at = max(process.thawed_at, ends + round(draw.uniform(0, SETTLES) * MICRO))
+    is_early = slept == SLEPT[0]
+    backlog.is_plain = not is_early
+    backlog.free_at = ends + round(2 * SETTLES * MICRO)
+    scheduler.run(ends / MICRO + (0 if is_early else 2 * SETTLES))
 
 
 def _raise(world: World, draw: Any, backlog: Backlog) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.provider import Request
-from tests.simulation.scheduler import MICRO
+from tests.simulation.scheduler import MICRO, Process
 from tests.simulation.settings_of_runs import CallOf
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NEW, DONE, UNKNOWN = 0, 3, 7
 FINAL = (3, 4, 5, 6, 7)
 TRIES = 3  # as settings of runs say
+PATIENT = 1 * MICRO  # microseconds for which an answer is waited for at least
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -41,7 +42,9 @@ class Fates:
                 if outcome.get(request.attempt or 0) == "voided":
                     self.facts.complain(f"attempt {request.attempt} was voided, and made")
             self._judge_rest(request, outcome.get(request.attempt or 0))
+            self._judge_loss(request, outcome.get(request.attempt or 0))
         self._judge_room(requests)
+        self._judge_patience(requests)
         for pk, count in made.items():
             if pk and count > 1:
                 self.facts.complain(f"attempt {pk} was made {count} times")
@@ -62,15 +65,41 @@ class Fates:
                 if flying > one.process.config.calls_per_slot:
                     self.facts.complain(f"{one.process.name} has {flying} calls on the wire")
 
+    def _judge_patience(self, requests: list[Request]) -> None:
+        """Who makes a call waits for its answer, while there is one to come."""
+        for one in requests:
+            ends = one.given_up_at
+            if ends is None or one.process.kind not in ("worker", "maker"):
+                continue
+            is_to_come = one.left_at is None or one.left_at > ends
+            is_early = ends - one.sent_at < PATIENT and ends < self.facts.over_at
+            if is_to_come and is_early and self._is_well(one.process):
+                took = (ends - one.sent_at) / MICRO
+                self.facts.complain(f"{one.token} was given up after {took:.3f} s")
+
+    def _judge_loss(self, request: Request, outcome: str | None) -> None:
+        """Who is answered within his lease is not taken for dead."""
+        release = self.facts.releases.get(request.attempt or 0)
+        if outcome != "lost" or request.told_at is None or release is None:
+            return
+        if request.told_at - release.at < PATIENT and self._is_well(request.process):
+            self.facts.complain(f"{request.token} was answered in time, and is said to be lost")
+
+    def _is_well(self, process: Process) -> bool:
+        """Whether it was never killed, slow, or cut off."""
+        facts = self.facts
+        return not (self.is_lenient or process in facts.killed or process in facts.hampered)
+
     def _is_a_makers(self, call: CallOf) -> bool:
         """Whether only makers have released it, which were alive and well all the time."""
         by = {one.by for one in self.facts.releases.values() if one.call == call.pk}
-        return all(p.kind == "maker" and not p.is_dead for p in by) and not by & self.facts.hampered
+        is_well = not by & (self.facts.hampered | self.facts.killed)
+        return is_well and all(process.kind == "maker" for process in by)
 
     def _judge_rest(self, request: Request, outcome: str | None) -> None:
         """What an answer asked for was written down, where the answer was."""
         is_recorded = outcome not in (None, "", "lost", "voided") and request.told_at is not None
-        if is_recorded and request.wants_rest and not (request.process.is_dead or self.is_lenient):
+        if is_recorded and request.wants_rest and self._is_well(request.process):
             self.facts.complain(f"an answer to {request.token} asked for a rest, and nobody heard")
 
     def _judge_repeats(self, call: CallOf, sent: list[Request]) -> None:
@@ -89,7 +118,7 @@ class Fates:
             is_over = before.told_at is not None and before.status is not None
             if not is_safe:
                 self.facts.complain(f"{call.method} {call.token} is made twice")
-            elif is_over and not before.process.is_dead and not self.is_lenient:
+            elif is_over and self._is_well(before.process):
                 self.facts.complain(f"{call.token} was answered {before.status}, and is made again")
 
     def _judge_end(
@@ -112,7 +141,7 @@ class Fates:
         if status == DONE and not any(r.status and 200 <= r.status < 300 for r in sent):
             self.facts.complain(f"{call.token} is done, and was never answered so")
         good = [r for r in sent if r.told_at and r.status and r.status < 300]
-        is_heard = good and not any(r.process.is_dead for r in good) and not self.is_lenient
+        is_heard = good and all(self._is_well(one.process) for one in good)
         if status in FINAL and status != DONE and is_heard and not call.requeued_at:
             self.facts.complain(
                 f"{call.token} was answered {good[0].status}, and is {status}: {why!r}"

@@ -8,7 +8,7 @@ no kind of limit waits for longer than that.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -70,7 +70,9 @@ class Backlog:
     calls: Sequence[CallOf]
     free_at: int
     changes: list[Change] = field(default_factory=list)
+    is_one: bool = True  # all release by the same settings
     is_plain: bool = True  # nobody meddles with it
+    keeps_turns: bool = True  # and what keys are in which turn is not forgotten
 
 
 def complaints(world: World, backlog: Backlog) -> Iterable[str]:
@@ -93,14 +95,15 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
         if request.token in own:
             slot = slot_of(world, backlog, call, before)
             late = (request.sent_at - slot) / MICRO
-            youth = _youth(counted.values(), slot)
-            if not youth:
+            excuse = _excuse(world, counted.values(), slot)
+            if not excuse:
                 lates[call.rule].append(max(0.0, late))
-            if late > _bound(world, call.rule) + youth:
+            if late > _bound(world, call.rule) + excuse:
                 yield (
                     f"{call.token} of {call.rule} (key {call.key!r}, cost {call.cost}) went at "
                     f"{request.sent_at / MICRO:.3f}, and could have gone at {slot / MICRO:.3f}"
                 )
+            yield from _out_of_turn(world, backlog, call, release.at, before)
         told_at = request.told_at if request.told_at is not None else request.sent_at + MICRO
         before.append(Charge(call, release.queue, request.sent_at, told_at, _used(world, request)))
     for rule, found in lates.items():
@@ -110,6 +113,9 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
             yield f"calls of {rule} went {mean:.3f} s late in the mean: that is not {USED} of it"
     waiting = set()
     for call in backlog.calls:
+        count = sum(release.call == call.pk for release in releases.values())
+        if count > 1 and backlog.is_plain:
+            yield f"{call.token} of {call.rule} was released {count} times"
         line = call.rule, str(call.key) if _is_keyed(world, call.rule) else ""
         if call.token in counted or line in waiting:
             continue  # who is behind another goes after it
@@ -121,6 +127,33 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
                 f"{call.token} of {call.rule} (key {call.key!r}, cost {call.cost}) has not gone by "
                 f"{world.scheduler.now / MICRO:.3f}, and could have gone at {slot / MICRO:.3f}"
             )
+
+
+def _out_of_turn(
+    world: World, backlog: Backlog, call: CallOf, at: int, before: Sequence[Charge]
+) -> Iterable[str]:
+    """Where the rule's keys take turns: of those that have gone less often than the call's, and that
+    nothing of their own keeps back.
+    """
+    if not (backlog.is_plain and backlog.keeps_turns and _takes_turns(world, call.rule)):
+        return
+    gone = Counter(str(one.call.key) for one in before if one.call in backlog.calls)
+    left = {
+        str(one.key): one
+        for one in reversed(backlog.calls)
+        if one.rule == call.rule and all(one is not other.call for other in before)
+    }
+    for key, other in left.items():
+        if gone[key] < gone[str(call.key)]:
+            slot = slot_of(world, backlog, other, before, lambda limit: not is_shared(limit))
+            if slot + round(_bound(world, call.rule) * MICRO) < at:
+                yield f"{call.token} of {call.rule} went in the turn of {other.token}"
+
+
+def _takes_turns(world: World, rule: str) -> bool:
+    """Whether its keys do by all settings."""
+    own = [rules[rule] for rules in (world.scene.rules, world.scene.other) if rule in rules]
+    return all(any(not is_shared(limit) for limit in one.limits) for one in own)
 
 
 def _used(world: World, request: Request) -> int | None:
@@ -146,7 +179,6 @@ def overtaken(world: World, backlog: Backlog) -> Iterable[str]:
         (one.pk, own[one.call]) for one in world.judge.releases.values() if one.call in own
     )
     order = [call for _, call in released]
-    is_one = not any(process.is_other for process in world.cast.releasing())
     for place, call in enumerate(order):
         before = order[:place]
         if not _is_keyed(world, call.rule):
@@ -155,12 +187,12 @@ def overtaken(world: World, backlog: Backlog) -> Iterable[str]:
                 yield f"{call.token} of {call.rule} was overtaken by {behind[0].token}"
         lower = [x for x in before if x.rule in _lower(world, call.rule)]
         same = sum(x.rule == call.rule for x in before)
-        if lower and is_one and backlog.is_plain and same < _own_room(world, call.rule):
+        if lower and backlog.is_one and backlog.is_plain and same < _own_room(world, call.rule):
             yield f"{call.token} of {call.rule} was overtaken by {lower[0].token} of {lower[0].rule}"
 
 
 def _is_keyed(world: World, rule: str) -> bool:
-    return any(limit.per not in ("rule", "queue") for limit in world.scene.limits(rule))
+    return any(not is_shared(limit) for limit in world.scene.limits(rule))
 
 
 def _lower(world: World, rule: str) -> set[str]:
@@ -185,7 +217,7 @@ def _own_room(world: World, rule: str) -> int:
 
 def _bound(world: World, rule: str) -> float:
     limits = list(world.scene.limits(rule))
-    keyed = [one for one in limits if one.per not in ("rule", "queue")]
+    keyed = [one for one in limits if not is_shared(one)]
     return (
         LATE
         + (BUCKETS if any(one.kind == "bucket" for one in limits) else 0.0)
@@ -194,15 +226,30 @@ def _bound(world: World, rule: str) -> float:
     )
 
 
-def _youth(requests: Iterable[Request], slot: int) -> float:
-    """Seconds more, where some process had made its first call just before that slot."""
+def _excuse(world: World, requests: Iterable[Request], slot: int) -> float:
+    """Seconds more, where some process had made its first call just before that slot, or a pass had
+    counted an attempt twice, so that it waited for one more to leave.
+    """
     first: dict[Process, int] = {}
     for request in requests:
         first[request.process] = min(request.sent_at, first.get(request.process, request.sent_at))
-    return YOUNG if any(slot - MICRO < at < slot for at in first.values()) else 0.0
+    is_young = any(slot - MICRO < at < slot for at in first.values())
+    twice = any(slot - REVIEW * MICRO < at < slot for at in world.judge.counted_twice)
+    return max(YOUNG * is_young, REVIEW * twice)
 
 
-def slot_of(world: World, backlog: Backlog, call: CallOf, before: Sequence[Charge]) -> int:
+def is_shared(limit: LimitOf) -> bool:
+    """Whether calls of all keys count in it together."""
+    return limit.per in ("rule", "queue")
+
+
+def slot_of(
+    world: World,
+    backlog: Backlog,
+    call: CallOf,
+    before: Sequence[Charge],
+    is_minded: Callable[[LimitOf], bool] = lambda limit: True,
+) -> int:
     """When all limits that any settings have for its rule have room for the call, after these."""
     found = max(backlog.free_at, call.sent_at)
     keyed = _is_keyed(world, call.rule)
@@ -216,6 +263,8 @@ def slot_of(world: World, backlog: Backlog, call: CallOf, before: Sequence[Charg
     begun = found
     for rules in (world.scene.rules, world.scene.other):
         for name, limit in rules[call.rule].ids(call.rule) if call.rule in rules else ():
+            if not is_minded(limit):
+                continue
             queues = rules[call.rule].queues or ("",)
             found = max(
                 found,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.cast import cuts_allowed
 from tests.simulation.oracle import Rate
 from tests.simulation.scheduler import MICRO
+from tests.simulation.settings_of_runs import LimitOf
 from tests.simulation.statements import PLACES, Doom
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ PLOTS = (
     ("forget", "hold"), ("freeze", "hold"), ("freeze", "broker"), ("kill", "requeue"),
     ("freeze", "cancel"), ("deploy", "rate"), ("jump", "freeze"), ("deploy", "kill"),
     ("hold", "hold"), ("cancel", "requeue"), ("jump", "jump"), ("wipe", "rate"), ("grip", "kill"),
-    ("term", "cut"),
+    ("term", "cut"), ("deploy", "freeze"), ("grip", "stall"), ("jump", "refuse"),
 )  # fmt: skip
 
 
@@ -75,7 +76,8 @@ def _doom(world: World, draw: Any, what: str, given: Any = None) -> None:
     if victims:
         place = draw.choice(PLACES)
         steps = draw.randint(1, 4 if place else 40)
-        draw.choice(victims).doom.append(Doom(steps, what, given, place))
+        victim, commits = draw.choice(victims), draw.random() < 0.5
+        victim.doom.append(Doom(steps, what, given, place, commits=commits))
 
 
 def _kill(world: World, draw: Any) -> None:
@@ -104,7 +106,8 @@ def _cut(world: World, draw: Any) -> None:
 
 def _jump(world: World, draw: Any) -> None:
     """The database's clock is set."""
-    by = draw.choice([0.05, 0.4, 1.0, 5.0, 3600.0, 86400.0, -0.05, -0.4, -1.0, -5.0, -3600.0])
+    by = draw.choice([0.05, 0.4, 1.0, 5.0, 3600.0, 86400.0])
+    by = draw.choice([by, -by])
     world.judge.jumps.append((world.scheduler.now, round(by * MICRO)))
     world.stage.doors.clock_set += round(by * MICRO)
     world.scheduler.tell(f"the clock is set by {by:g} s", "world")
@@ -223,31 +226,36 @@ def _pause(world: World, draw: Any) -> None:
 
 
 def _rate(world: World, draw: Any) -> None:
-    """An operator gives a limit another rate."""
+    """An operator gives some limits of a rule other rates."""
     rule = draw.choice(sorted(world.scene.rules))
-    limits = world.scene.rules[rule].ids(rule)
-    if not limits:
-        return
-    name, limit = draw.choice(limits)
-    n = draw.choice([1, 2, limit.n + 2, None])
-    if limit.unit == "tokens":  # no less than a call may cost
-        n = draw.choice([limit.capacity, limit.n + 2, 2 * limit.n, None])
-    elif n is not None:
-        n = max(n, *(cost for cost in world.scene.costs if isinstance(cost, int)), 1)
-    if limit.kind in ("once", "calendar"):
-        return
+    limits = [
+        one for one in world.scene.rules[rule].ids(rule) if one[1].kind in ("window", "bucket")
+    ]
+    given = [
+        (name, limit, _another_rate(world, draw, limit))
+        for name, limit in draw.sample(limits, draw.randint(1, len(limits)) if limits else 0)
+    ]
 
     def do() -> None:
         from callqueue import control
 
-        rate = Rate(name, n, world.scheduler.now)
-        world.judge.rates.append(rate)
-        text = None if n is None else f"{n}/{limit.seconds:g}s"
-        with cuts_allowed():
-            control.change_limit("default", rule, name, text)
-            rate.must = world.scheduler.now
+        for name, limit, n in given:
+            rate = Rate(name, n, world.scheduler.now)
+            world.judge.rates.append(rate)
+            text = None if n is None else f"{n}/{limit.seconds:g}s"
+            with cuts_allowed():
+                control.change_limit("default", rule, name, text)
+                rate.must = world.scheduler.now
 
     world.cast.act("operator", 0.0, do)
+
+
+def _another_rate(world: World, draw: Any, limit: LimitOf) -> int | None:
+    """None: its own."""
+    if limit.unit == "tokens":  # no less than a call may cost
+        return draw.choice([limit.capacity, limit.n + 2, 2 * limit.n, None])  # type: ignore[no-any-return]
+    n = draw.choice([1, 2, limit.n + 2, None])
+    return n and max(n, *(cost for cost in world.scene.costs if isinstance(cost, int)), 1)
 
 
 def _deploy(world: World, draw: Any) -> None:

@@ -39,7 +39,7 @@ def named() -> list[Scene]:
     strict = LimitOf("window", 1, strict=True)
     queued = RuleOf((LimitOf("window", 2, per="queue"),), queues=QUEUES)
     lone = {"a": RuleOf((account,)), "b": RuleOf((LimitOf("window", 3),))}
-    shared = {"a": RuleOf((account,)), "b": RuleOf((account, window), priority=2)}
+    shared = {"a": RuleOf((account,)), "b": RuleOf((window, account), priority=2)}
     costs = tuple({"tokens": n} for n in (1, 2, 4, 5))
     # What is tallied by some settings, and by rates that operators give, is not by others.
     crossed: dict[str, Any] = {
@@ -52,7 +52,7 @@ def named() -> list[Scene]:
         Scene("window", one(window), one(replace(window, n=2))),
         Scene("tallied", one(window), one(replace(window, n=4)), is_tallied=True),
         Scene("two", one(window, LimitOf("window", 5, 2)), one(window)),
-        Scene("keys", one(keyed, LimitOf("window", 5)), one(keyed), ("k1", "k2", "k3")),
+        Scene("keys", one(keyed, LimitOf("window", 2)), one(keyed), ("k1", "k2", "k3")),
         Scene("parts", one(long), one(replace(long, n=2)), KEYS),
         Scene("shared", shared, lone),
         Scene("linked", lone, shared, is_tallied=True),
@@ -101,7 +101,7 @@ def mixed(draw: Any) -> Scene:
     other: Rules = {"r": RuleOf((_another(first, draw), *rest), **more)}
     if draw.random() < 0.3:
         first = replace(first, name="account")
-        rules = {"a": RuleOf((first,), **more), "b": RuleOf((first, *rest), 2, **more)}
+        rules = {"a": RuleOf((first,), **more), "b": RuleOf((*rest, first), 2, **more)}
         other = {"a": RuleOf((first,), **more), "b": RuleOf(rest or (_limit(draw),), **more)}
     every = [one for some in (rules, other) for rule in some.values() for one in rule.limits]
     calls = min((limit.n for limit in every if limit.unit == "calls"), default=1)

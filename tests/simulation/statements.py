@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.simulation.scheduler import MICRO, Process, Task
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LONGEST = 2.0  # seconds that a statement takes at most
+WAITED = round(0.25 * MICRO)  # for which a row may be waited for
+BUSY = 40  # passes that a process makes within a second at most
 LAGS = (0.004, 0.01, 0.03, 0.1, 0.3)
 # where in the product a process may be hit: the beginning of a module and function
 PLACES = (
@@ -26,15 +29,26 @@ PLACES = (
 class Doom:
     """What befalls a process at one of its next steps."""
 
-    def __init__(self, steps: int, kind: str, given: Any, place: str) -> None:
+    def __init__(
+        self, steps: int, kind: str, given: Any, place: str, *, commits: bool = False
+    ) -> None:
         self.steps, self.kind, self.given, self.place = steps, kind, given, place
+        self.commits = commits  # just before or just after the commit of what is judged
+
+    def strikes(self, one: Statement) -> bool:
+        """Whether it counts this statement, and has come to its last."""
+        if one.commits if self.commits else one.place.startswith(self.place):
+            self.steps -= 1
+            return self.steps <= 0
+        return False
 
 
 class Statement(NamedTuple):
-    """Where it comes from in the product, and its text."""
+    """Where it comes from in the product, and its text. `commits`: releases, ends or holds."""
 
     place: str
     text: str
+    commits: bool = False
 
     def __str__(self) -> str:
         who = f"{self.place}: " if self.place else ""
@@ -53,6 +67,10 @@ class Statements:
         self._began: dict[Any, int] = {}  # by connection, when its transaction began
         self._inserted: set[Any] = set()  # connections whose transactions have released something
         self._holding: set[Any] = set()  # and those that have laid a hold
+        self._asked: dict[Task, int] = {}  # when its last statement began
+        self._passes = Counter[tuple[Process, int]]()
+        self._read_open: dict[Process, int] = {}  # when it last asked what is open
+        self._ended_at = -1  # when an end was committed last
         self._ending: set[Any] = set()  # and those that have ended attempts
 
     def connect(self) -> None:
@@ -70,11 +88,12 @@ class Statements:
     def _before(self, task: Task, text: str, wrapper: Any) -> None:
         scheduler = self.scheduler
         self.count += 1
-        one = Statement(_place(), text)
+        one = self._statement(text, wrapper)
         self._befall(task, wrapper, one)
         draw = scheduler.stream("pace")
         scheduler.sleep(min(LONGEST, self._lag(draw) * task.process.slowness))
         scheduler.tell(str(one))
+        self._note_count(task.process, one)
         if wrapper.in_atomic_block and wrapper not in self._began:
             self._began[wrapper] = scheduler.now
         if text.startswith("INSERT INTO") and "callattempt" in text[:60]:
@@ -84,16 +103,40 @@ class Statements:
             self._ending.add(wrapper)
         if "callqueue_hold" in text and text.startswith(("INSERT", "UPDATE")):
             self._holding.add(wrapper)
+        self._asked[task] = scheduler.now
 
     def _after(self, task: Task, text: str, wrapper: Any) -> None:
+        if self.scheduler.now - self._asked.get(task, self.scheduler.now) > WAITED:
+            self.world.judge.hampered.add(task.process)  # by whoever had its row
+        one = self._statement(text, wrapper)
         if text in ("COMMIT", "ROLLBACK") or not wrapper.in_atomic_block:
             self._note_end(task.process, wrapper, is_undone=text == "ROLLBACK")
         draw = self.scheduler.stream("pace")
         if text != "ROLLBACK":
-            self._befall(task, wrapper, Statement(_place(), text))
+            self._befall(task, wrapper, one)
         # To some processes answers take long: by then what they read of the clock is old.
         if draw.random() < 0.2 or task.process.slowness > 1:
             self.scheduler.sleep(min(LONGEST, self._lag(draw) * task.process.slowness))
+
+    def _note_count(self, process: Process, one: Statement) -> None:
+        """A pass that counts: who makes one after the other finds no more room; and what ends between
+        its two readings is in both.
+        """
+        judge, now = self.world.judge, self.scheduler.now
+        if one.place.startswith("ledger.account.") and "MIN(released_at)" in one.text:
+            self._read_open[process] = now
+        elif one.place == "ledger.account.aged_since":
+            if self._ended_at >= self._read_open.get(process, now):
+                judge.counted_twice.append(now)
+        elif one.place == "ledger.holds.in_force":
+            self._passes[process, now // MICRO] += 1
+            if self._passes[process, now // MICRO] == BUSY:
+                judge.complain(f"{process.name} makes {BUSY} passes in a second")
+
+    def _statement(self, text: str, wrapper: Any) -> Statement:
+        judged = (self._inserted, self._ending, self._holding)
+        commits = text == "COMMIT" and any(wrapper in noted for noted in judged)
+        return Statement(_place(), text, commits)
 
     def _note_end(self, process: Process, wrapper: Any, is_undone: bool) -> None:
         world, now = self.world, self.scheduler.now
@@ -110,6 +153,8 @@ class Statements:
             # first.
             rows = [row for row in found if row[0] not in world.judge.releases]
             world.judge.note(rows, process, began, now)
+        if has_ended and not is_undone:
+            self._ended_at = now
         if has_ended and not is_undone and world.scene.overspends:
             ended = "SELECT id, cost FROM callqueue_callattempt WHERE finished_at IS NOT NULL"
             found = world.stage.server.ask(ended)
@@ -127,10 +172,7 @@ class Statements:
         """What was to happen to the process at one of its next steps."""
         process = task.process
         for doom in list(process.doom):
-            if not one.place.startswith(doom.place) or doom not in process.doom:
-                continue
-            doom.steps -= 1
-            if doom.steps > 0:
+            if doom not in process.doom or not doom.strikes(one):
                 continue
             process.doom.remove(doom)
             self.scheduler.tell(f"{doom.kind} {doom.given or ''}", process.name)
@@ -146,7 +188,7 @@ class Statements:
     def _waited(self, task: Task, seconds: float, ahead: list[Process]) -> None:
         """Nobody but hosts and operators waits for hosts. (Operators hold no row for long.)"""
         hosts = [process.name for process in ahead if process.name.startswith("host")]
-        if task.process.kind != "host" and hosts and seconds > 0.25:
+        if task.process.kind != "host" and hosts and seconds > WAITED / MICRO:
             text = f"{task.name} waited {seconds:.2f} s for a row that {hosts} held"
             self.world.judge.complain(text)
 
@@ -158,7 +200,7 @@ def _tokens(cost: Any) -> int:
 
 def _place() -> str:
     """The module and function of the product that makes the statement."""
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(3)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("callqueue.") and not name.startswith("callqueue.database"):

@@ -101,7 +101,7 @@ class World:
         except Stuck as stuck:
             self.judge.complain(str(stuck))
         finally:
-            self.is_calm = True
+            self.is_calm, self.judge.over_at = True, self.scheduler.now
             self.scheduler.end()
             self.stage.database.end()
         if server.rings > rings:
