@@ -18,6 +18,7 @@ from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support.behaviour import send
+from tests.support.ledger import answer
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -101,13 +102,6 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
         dispenser.settle(stop)
         assert bool(waits) == (others and is_new)
         assert all(0 < seconds <= 1 for seconds in waits)
-
-
-def answer(attempts: Any) -> None:
-    now = ledger_time.now("default")
-    CallAttempt.objects.filter(pk__in=[one.pk for one in attempts]).update(
-        started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
-    )
 
 
 def state(call: CallQueue) -> Status:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 
 from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, control, states
 from callqueue.dispatch import release_pass
-from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
+from tests.support.ledger import answer
 
 Rules = Callable[..., None]
 
@@ -81,9 +80,7 @@ def test_a_heavy_call_is_not_starved_by_light_ones(rules: Rules) -> None:
     heavy = send("r", cost=4)
     send("r", cost=1)
     assert [call.cost for call in release()] == [3]
-    CallAttempt.objects.update(
-        started_at=long_ago(), sent_at=long_ago(), finished_at=long_ago(), outcome="succeeded"
-    )
+    answer(ago=3600)
     assert release()[0] == heavy
 
 
@@ -108,30 +105,8 @@ def test_under_a_shared_budget_every_key_has_its_turn(rules: Rules) -> None:
     served = []
     for _ in range(26):
         served += [call.key for call in release()]
-        CallAttempt.objects.update(
-            started_at=hours_ago(1),
-            sent_at=hours_ago(1),
-            finished_at=hours_ago(1),
-            outcome="succeeded",
-        )
+        answer(ago=3600)
     assert sorted(served) == list("abcdefghijklmnopqrstuvwxyz")
-
-
-def test_under_threshold_tells_whether_a_call_would_go(rules: Rules) -> None:
-    rules(a=Rule(limits=[SlidingWindow("1/m", per="key")]))
-    assert CallQueue.objects.under_threshold("a", "k")
-    send("a", key="k")
-    release()
-    assert not CallQueue.objects.under_threshold("a", "k")
-    assert CallQueue.objects.under_threshold("a", "other")
-
-
-def long_ago() -> object:
-    return hours_ago(1)
-
-
-def hours_ago(hours: int) -> object:
-    return ledger_time.now("default") - timedelta(hours=hours)
 
 
 def test_a_head_that_a_lowered_limit_never_admits_fails_and_keeps_nobody_back(rules: Rules) -> None:

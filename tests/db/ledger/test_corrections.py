@@ -22,7 +22,6 @@ from callqueue import (
     control,
     transitions,
 )
-from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
@@ -34,21 +33,15 @@ from callqueue.testing import travel
 from callqueue.transitions import after_success
 from tests.support.behaviour import make_together, release, run, send
 from tests.support.dispensers import Process
+from tests.support.ledger import CALL, Later
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
 Rules = Callable[..., None]
-real_monotonic = clocks.monotonic
 # Windows of other units than calls are tallied where more than 2000 fit in, and for longer than a
 # minute: an operator's rate, or a deploy's, crosses that.
 UNTALLIED, TALLIED = SlidingWindow("1500/h", unit="tokens"), SlidingWindow("5000/h", unit="tokens")
 NEVER = SlidingWindow("900000/h", unit="tokens")
-
-
-@pytest.fixture(autouse=True)
-def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_clock, "ahead", timedelta(0))
-    monkeypatch.setattr(ledger_time, "_watches", {})
 
 
 def five_times(response: Any) -> Any:
@@ -130,8 +123,7 @@ def test_room_of_what_was_not_sent_is_there_at_once_under_an_operators_rate(
 ) -> None:
     rules(r=Rule(limits=[SlidingWindow(f"{3 * thousand // 2}/h")]))
     control.change_limit("default", "r", "r#0", f"{5 * thousand // 2}/h")
-    data = {"method": "post", "params": {"url": "http://vendor.example/"}}
-    CallQueue.objects.send_many([data] * (6 * thousand), rule="r")
+    CallQueue.objects.send_many([CALL] * (6 * thousand), rule="r")
     release_all()
     assert CallAttempt.objects.charged().count() == 5 * thousand // 2
     open_ids = list(CallAttempt.objects.open().values_list("pk", flat=True))
@@ -208,7 +200,7 @@ def test_corrections_of_limits_that_are_not_tallied_are_forgotten(rules: Rules) 
 
 
 def test_thousands_that_cost_more_are_counted_before_the_next_release(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, later: Later
 ) -> None:
     """They all left the window, and nobody made a pass since."""
     rules(r=Rule(limits=[SlidingWindow("50000/h", unit="tokens")]))
@@ -220,12 +212,12 @@ def test_thousands_that_cost_more_are_counted_before_the_next_release(
         + [attempt(count + number, then, tokens=100) for number in range(499)]
     )
     for seconds in (300, 1000, 1700, 2400, 3100, 3590):
-        ages(monkeypatch, seconds)
+        later(seconds)
         send("r", cost={"tokens": 1})
         make_pass("default", ["r"])  # it counts, and remembers
     costs = {"cost": {"calls": 1, "tokens": 50}, "charged": {"calls": 1, "tokens": 10}}
     CallAttempt.objects.filter(finished_at=first).update(correction_pending=True, **costs)
-    ages(monkeypatch, 3650)
+    later(3650)
     CallQueue.objects.all().delete()
     send("r", cost={"tokens": 200})
     assert make_pass("default", ["r"]).released == [], "a hundred are free"
@@ -259,7 +251,7 @@ LATE_LIMITS = [
 @pytest.mark.parametrize("limit", LATE_LIMITS, ids=repr)
 @pytest.mark.parametrize("passes", [1, 3])
 def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch, limit: Limit, passes: int
+    rules: Rules, later: Later, limit: Limit, passes: int
 ) -> None:
     """A worker's way to the database was cut; other keys' calls went on meanwhile."""
     rules(r=Rule(limits=[limit]))
@@ -270,7 +262,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
     end = after_success(job).at(ledger_time.now("default"), clocks.monotonic())
     window = limit.window_us / 1_000_000
     for number in range(1, passes + 1):
-        ages(monkeypatch, number * 2 * window / passes)
+        later(number * 2 * window / passes)
         send("r", key=f"other{number}")
         assert len(make_pass("default", ["r"]).released) == 1
     assert recorder.write("default", [end]) == 1
@@ -279,9 +271,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
 
 
 @pytest.mark.parametrize("limit", LATE_LIMITS[:2], ids=repr)
-def test_what_is_recorded_late_is_taken_away_once(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch, limit: Limit
-) -> None:
+def test_what_is_recorded_late_is_taken_away_once(rules: Rules, later: Later, limit: Limit) -> None:
     """Late, but within the window: it leaves as others do, and no call more goes for it."""
     rules(r=Rule(limits=[limit.with_rate(limit.rate_text.replace("1/", "3/", 1))]))
     ensure_states("default", ["r"])
@@ -291,10 +281,10 @@ def test_what_is_recorded_late_is_taken_away_once(
     jobs = claim.begin("default", list(CallAttempt.objects.values_list("pk", flat=True)))
     ends = [after_success(j).at(ledger_time.now("default"), clocks.monotonic()) for j in jobs]
     window = limit.window_us / 1_000_000
-    ages(monkeypatch, window * 0.6)
+    later(window * 0.6)
     assert recorder.write("default", ends[:2]) == 2
     assert make_pass("default", ["r"]).released == []
-    ages(monkeypatch, window * 1.2)
+    later(window * 1.2)
     assert len(make_pass("default", ["r"]).released) == 2
     assert recorder.write("default", ends[2:]) == 1
     assert len(make_pass("default", ["r"]).released) == 1
@@ -351,8 +341,3 @@ def test_a_permit_of_a_bucket_that_is_settled_for_more_late_lowers_its_level(rul
             pytest.fail("over the limit")
         with tokens(28):
             pass
-
-
-def ages(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=seconds))
-    monkeypatch.setattr(clocks, "monotonic", lambda: real_monotonic() + seconds)

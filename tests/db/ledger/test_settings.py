@@ -14,10 +14,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from django.db import connection
 from django.db.models import F
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -276,14 +274,6 @@ def test_a_dispenser_that_starts_does_not_wait_for_those_of_long_ago(waiting: An
     assert Process("strict", r=STRICT).goes() == {"r": 2}
     OpinionState.objects.update(seen_at=ledger_time.now("default") - timedelta(hours=2))
     assert Process("loose", r=LOOSE).goes() == {"r": 38}
-
-
-def test_a_new_start_with_other_settings_goes_by_them_at_once(waiting: Any) -> None:
-    waiting(r=100)
-    first = Process("first", r=STRICT)
-    assert first.goes() == {"r": 2}
-    first.leave()
-    assert Process("second", r=LOOSE).goes() == {"r": 38}
 
 
 def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
@@ -631,23 +621,3 @@ def test_the_admin_shows_changed_limits_with_the_rules_they_are_of(
 
 
 # What it costs.
-
-
-def test_a_pass_makes_no_statement_for_it(waiting: Any, django_assert_num_queries: Any) -> None:
-    """Lock, open attempts, answered ones, holds, candidates, and for what it releases three more:
-    as without it.
-    """
-    waiting(r=10)
-    process = Process("one", r=LOOSE)
-    process.joins()
-    release("default", ["r"], process.membership.book)
-    inside = 0 if connection.vendor == "sqlite" else 1  # the clock is read before and inside
-    with CaptureQueriesContext(connection) as captured:
-        assert not release("default", ["r"], process.membership.book).released
-    texts = [
-        query["sql"]
-        for query in captured
-        if not query["sql"].startswith(("SAVEPOINT", "RELEASE", "BEGIN", "COMMIT"))
-    ]
-    assert len(texts) <= 5 + inside, texts
-    assert not [text for text in texts if "dispenserstate" in text]

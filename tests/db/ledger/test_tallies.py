@@ -19,11 +19,9 @@ from callqueue import (
     Rule,
     SlidingWindow,
     TokenBucket,
-    clocks,
     database,
     transitions,
 )
-from callqueue.database import server_clock
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
@@ -34,11 +32,11 @@ from callqueue.limits.kinds import Limit
 from callqueue.managers import CallAttemptQuerySet
 from callqueue.models import CallAttempt, CallQueue, RuleState, Tally
 from tests.support.behaviour import release, send
+from tests.support.ledger import CALL, Later, answer
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
 Rules = Callable[..., None]
-real_monotonic = clocks.monotonic
 # Tallied and not. Nothing leaves them while a slow machine is at it.
 LIMITS_OF_FIVE = [
     SlidingWindow("5/5s", per="key"),
@@ -48,12 +46,6 @@ LIMITS_OF_FIVE = [
     TokenBucket("1/3s", burst=5, per="key"),
     Concurrency(5, per="key"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_clock, "ahead", timedelta(0))
-    monkeypatch.setattr(ledger_time, "_watches", {})
 
 
 # --- keys with parts
@@ -70,10 +62,10 @@ def test_a_key_is_counted_whatever_other_parts_its_text_has(rules: Rules, limit:
     ]
     for key in keys:
         for _ in range(5):
-            CallQueue.objects.send(a_call(), rule="r", key=key)
+            CallQueue.objects.send(CALL, rule="r", key=key)
         released = release()
         assert len(released) == (5 if key == keys[0] else 0)
-        answer_open()
+        answer()
         if isinstance(limit, Concurrency):
             return
         assert not any(CallQueue.objects.under_threshold("r", key) for key in keys)
@@ -85,9 +77,9 @@ def test_a_named_part_is_counted_whatever_the_others_are(rules: Rules, rate: str
     rules(r=Rule(limits=[SlidingWindow(rate, per="workspace")]))
     for channel in "abc":
         for _ in range(4):
-            CallQueue.objects.send(a_call(), rule="r", key={"workspace": "W", "channel": channel})
+            CallQueue.objects.send(CALL, rule="r", key={"workspace": "W", "channel": channel})
     assert len(release()) == 5
-    answer_open()
+    answer()
     assert release() == []
     assert not CallQueue.objects.under_threshold("r", {"workspace": "W", "channel": "new"})
 
@@ -130,23 +122,8 @@ def test_a_budget_that_two_rules_come_to_share_counts_both(rules: Rules, thousan
     assert CallAttempt.objects.count() == 4 * thousand
 
 
-def test_two_rules_that_were_linked_for_a_while_keep_their_counts(
-    rules: Rules, thousand: int
-) -> None:
-    """An unrelated shared limit makes them a group, and then no more."""
-    link = SlidingWindow("100000/h", name="link")
-    day = SlidingWindow(f"{4 * thousand}/d")
-    apart = {"a": Rule(), "b": Rule(limits=[day])}
-    together = {"a": Rule(limits=[link]), "b": Rule(limits=[day, link])}
-    for settings in (apart, together, apart, together, apart):
-        rules(**settings)
-        waiting_calls("b", thousand)
-        release_all("b")
-    assert CallAttempt.objects.filter(rule="b").count() == 4 * thousand
-
-
 def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, later: Later
 ) -> None:
     """While they were linked nothing of the limited rule was released; but what left its window was
     told to its tallies.
@@ -158,11 +135,11 @@ def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
     past_attempts("b", "T", minutes=[58] * 5 + [30] * 5)
     send("b", key="other")
     release_all("b")
-    later(monkeypatch, 180)
+    later(180)
     rules(a=Rule(limits=[link]), b=Rule(limits=[hourly, link]))
     send("a")
     release_all("a")
-    later(monkeypatch, 240)
+    later(240)
     rules(**apart)
     for _ in range(10):
         send("b", key="T")
@@ -175,14 +152,14 @@ def test_what_a_linked_rule_was_told_of_costs_is_known_when_it_is_alone_again(ru
     apart = {"a": Rule(), "b": Rule(limits=[tokens])}
     rules(**apart)
     for _ in range(8):
-        CallQueue.objects.send(a_call(), rule="b", cost={"calls": 1, "tokens": 1000})
+        CallQueue.objects.send(CALL, rule="b", cost={"calls": 1, "tokens": 1000})
     release_all("b", answered=False)
     rules(a=Rule(limits=[link]), b=Rule(limits=[tokens, link]))
-    answer_open(tokens=1120)  # in all nearly what the day allows
+    answer_some(100, tokens=1120)  # in all nearly what the day allows
     send("a")
     release_all("a")
     rules(**apart)
-    CallQueue.objects.send(a_call(), rule="b", cost={"calls": 1, "tokens": 1000})
+    CallQueue.objects.send(CALL, rule="b", cost={"calls": 1, "tokens": 1000})
     release_all("b")
     assert CallAttempt.objects.filter(rule="b").count() == 8
 
@@ -198,7 +175,7 @@ def test_a_rule_that_is_renamed_to_and_fro_by_short_lived_dispensers_is_counted_
         rules(**{name: Rule(limits=[account])})
         waiting_calls(name, 7 * thousand // 10)
         Dispenser(name="short-lived", publish=lambda using, messages: True).run_once()
-        answer_open()
+        answer()
     assert CallAttempt.objects.count() <= account.n
 
 
@@ -227,7 +204,7 @@ def test_a_changed_unit_or_scope_is_counted_anew(rules: Rules) -> None:
         rules(r=Rule(limits=[limit]))
         for _ in range(5):
             CallQueue.objects.send(
-                a_call(), rule="r", key={"key": "T", "who": "W"}, cost={"calls": 1, "tokens": 10}
+                CALL, rule="r", key={"key": "T", "who": "W"}, cost={"calls": 1, "tokens": 10}
             )
         for _ in range(4):
             release()
@@ -241,7 +218,7 @@ def test_a_bucket_whose_burst_has_changed_does_not_begin_full(rules: Rules) -> N
         for _ in range(8):
             send("r")
         release()
-        answer_open()
+        answer()
     assert CallAttempt.objects.count() <= 7
 
 
@@ -259,20 +236,6 @@ def test_room_of_undone_releases_is_there_at_once(rules: Rules, limit: Limit) ->
     transitions.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:3]))
     assert len(release()) == 3
     assert release() == []
-
-
-def test_room_of_undone_releases_is_there_at_once_in_a_window_of_thousands(
-    rules: Rules, thousand: int
-) -> None:
-    most = 5 * thousand // 2
-    rules(r=Rule(limits=[SlidingWindow(f"{most}/30d")]))
-    waiting_calls("r", 3 * thousand)
-    release_all("r", answered=False)
-    assert CallAttempt.objects.count() == most
-    undone = CallAttempt.objects.open().values_list("pk", flat=True)[: thousand - 10]
-    transitions.undo("default", list(undone))
-    release_all("r", answered=False)
-    assert CallAttempt.objects.charged().count() == most
 
 
 def test_what_a_call_did_not_cost_is_there_at_once(rules: Rules, remote: Any) -> None:
@@ -297,34 +260,32 @@ def ten_tokens(response: Any) -> Any:
 @pytest.mark.parametrize(
     "limit", [SlidingWindow("5/m", per="key"), TokenBucket("5/m", burst=5, per="key")], ids=repr
 )
-def test_room_comes_back_with_time(
-    rules: Rules, limit: Limit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_comes_back_with_time(rules: Rules, limit: Limit, later: Later) -> None:
     if isinstance(limit, TokenBucket):
         assert tallies.is_tallied(limit)
     rules(r=Rule(limits=[limit]))
     for _ in range(20):
         send("r", key="T")
     assert len(release()) == 5
-    answer_open()
-    later(monkeypatch, 55)
+    answer()
+    later(55)
     assert len(release()) in ((0,) if isinstance(limit, SlidingWindow) else (4,))
-    later(monkeypatch, 70)
+    later(70)
     assert len(release()) + CallAttempt.objects.count() >= 6
 
 
 def test_a_pass_that_counts_anew_sees_what_is_about_to_leave(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, later: Later
 ) -> None:
     monkeypatch.setattr(release_pass, "LEAD", 5.0)
     rules(r=Rule(limits=[SlidingWindow("2/m", per="key")]))
     for _ in range(3):
         send("r", key="T")
     assert len(release()) == 2
-    answer_open(1)
-    later(monkeypatch, 20)
-    answer_open()
-    later(monkeypatch, 57)
+    answer(CallAttempt.objects.all()[:1])
+    later(20)
+    answer()
+    later(57)
     RuleState.objects.update(memo={})
     assert len(release()) == 1
 
@@ -344,7 +305,7 @@ def test_a_pass_that_counts_anew_sees_what_is_about_to_leave(
     ids=repr,
 )
 def test_the_tallies_are_what_counting_anew_gives(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch, limit: Limit, seed: int
+    rules: Rules, later: Later, limit: Limit, seed: int
 ) -> None:
     """Sends, passes, answers, undone releases, settled costs and time, in any order; judged by a
     loop over the attempts.
@@ -361,17 +322,17 @@ def test_the_tallies_are_what_counting_anew_gives(
         if step < 0.3:
             key = {"key": chance.choice("AB"), "part": chance.choice("XY")}
             CallQueue.objects.send(
-                a_call(), rule=chance.choice("rrrs"), key=key, cost={"calls": 1, "tokens": 10}
+                CALL, rule=chance.choice("rrrs"), key=key, cost={"calls": 1, "tokens": 10}
             )
         elif step < 0.55:
             released = make_pass("default", [chance.choice("rrrs")]).released
             judge(limit)
             undo_some(released, chance)
         elif step < 0.75:
-            answer_open(chance.randint(1, 3), tokens=chance.choice([None, 4]))
+            answer_some(chance.randint(1, 3), tokens=chance.choice([None, 4]))
         else:
             now += chance.choice([0.3, 5, 31, 59.9, 61, 400])
-            later(monkeypatch, now)
+            later(now)
     assert CallAttempt.objects.filter(rule="r").count() > 5
 
 
@@ -409,15 +370,15 @@ def judge(limit: Limit) -> None:
 
 
 def test_a_tally_is_not_above_what_counting_anew_gives_once_a_pass_was_made(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, later: Later
 ) -> None:
     rules(r=Rule(limits=[SlidingWindow("50/m", per="key")]))
     for second in range(0, 200, 7):
-        later(monkeypatch, second)
+        later(second)
         send("r", key="AB"[second % 2]), send("r", key="A")
         release()
-        answer_open()
-    later(monkeypatch, 200.5)
+        answer()
+    later(200.5)
     send("r", key="A"), send("r", key="B")
     release()
     at = database.to_us(ledger_time.now("default"))
@@ -463,7 +424,7 @@ def test_passes_read_no_more_rows_however_many_attempts_the_window_has(rules: Ru
         for name in limits:
             for _ in range(40):
                 CallQueue.objects.send(
-                    a_call(), rule=name, key=a_key(name, 1), cost={"calls": 1, "tokens": 5}
+                    CALL, rule=name, key=a_key(name, 1), cost={"calls": 1, "tokens": 5}
                 )
             make_pass("default", [name], batch=10)  # counts, and remembers
             read[name, size] = rows_read(lambda name=name: make_pass("default", [name], batch=10))
@@ -500,16 +461,12 @@ def rows_of(plan: dict[str, Any]) -> int:
 # --- making things
 
 
-def a_call() -> dict[str, Any]:
-    return {"method": "post", "params": {"url": "http://vendor.example/"}}
-
-
 def a_key(name: str, number: int) -> Any:
     return {"day": {"workspace": f"w{number}"}, "keys": f"k{number}"}.get(name, "")
 
 
 def waiting_calls(rule: str, count: int) -> None:
-    CallQueue.objects.send_many([a_call()] * count, rule=rule)
+    CallQueue.objects.send_many([CALL] * count, rule=rule)
 
 
 def release_all(rule: str, *, answered: bool = True) -> None:
@@ -521,10 +478,10 @@ def release_all(rule: str, *, answered: bool = True) -> None:
     while make_pass("default", group).released:
         pass
     if answered:
-        answer_open()
+        answer()
 
 
-def answer_open(count: int = 100_000, tokens: int | None = None) -> None:
+def answer_some(count: int, tokens: int | None) -> None:
     """Answers that were recorded as executors record them."""
     now = ledger_time.now("default")
     for attempt in CallAttempt.objects.open().order_by("pk")[:count] if tokens is not None else ():
@@ -538,25 +495,14 @@ def answer_open(count: int = 100_000, tokens: int | None = None) -> None:
             finished_at=now,
             outcome="succeeded",
         )
-    pks = (
-        list(CallAttempt.objects.open().order_by("pk").values_list("pk", flat=True)[:count])
-        if tokens is None
-        else []
-    )
-    for start in range(0, len(pks), 900):
-        some = CallAttempt.objects.filter(pk__in=pks[start : start + 900])
-        some.update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+    if tokens is None:
+        answer(CallAttempt.objects.open().order_by("pk")[:count])
 
 
 def undo_some(released: Iterable[Any], chance: random.Random) -> None:
     ids = [one.attempt_id for one in released if chance.random() < 0.2]
     if ids:
         transitions.undo("default", ids)
-
-
-def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=seconds))
-    monkeypatch.setattr(clocks, "monotonic", lambda: real_monotonic() + seconds)
 
 
 def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:
