@@ -19,13 +19,13 @@ from callqueue import conf, states, tables
 from callqueue.database import from_us, to_us
 from callqueue.dispatch import planning
 from callqueue.dispatch.next_look import ROOMY, Room, Wait
-from callqueue.dispatch.planning import Choice
+from callqueue.dispatch.planning import Plan
 from callqueue.dispatch.turns import FEWEST, KeysInTurn
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import ready_calls
 from callqueue.ledger.account import SAMPLE as KNOWN
 from callqueue.ledger.account import Account
-from callqueue.ledger.holds import Held, InForce
+from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import NotKnown
 from callqueue.ledger.ready_calls import TOP, Candidate
 from callqueue.limits.budgets import Book, Budget, cost_of
@@ -39,90 +39,28 @@ SAMPLE = 5000
 AGAIN = 250_000  # microseconds until a group is looked at again whose workers are behind
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a queue's workers have shown: how many attempts wait for them, and how many they have
-    begun or answered lately. No more is released by it than they have shown to begin.
-
-    `is_silent`: an attempt was taken back after its lease, and none has been begun since it was
-    released.
-    """
-
-    unbegun: int = 0
-    begun: int = 0
-    is_silent: bool = False
-
-
-def room_of_queue(shown: Shown, lease: float) -> int:
-    """How many attempts more may be released by a queue; `lease`: the seconds that one may wait to
-    be begun.
-
-    One at a time where nobody seems to listen: it is begun as soon as somebody does, and then all
-    may go again.
-    """
-    allowed = 1 if shown.is_silent else trust(lease) + shown.begun
-    return max(0, allowed - shown.unbegun)
-
-
 def trust(lease: float) -> int:
     """How many unbegun attempts a queue may have whose workers have shown nothing yet."""
     return max(LEAST, min(MOST, round(PER_SECOND * lease)))
 
 
-@dataclass(frozen=True)
-class HeldOrFull(Held):
-    """Holds, and queues that are shut once a pass has released by them what their workers have room
-    for.
-
-    `full_at`: by rule and queue, the count of open attempts of the queue at which that is so.
-    """
-
-    account: Account | None = None
-    full_at: Mapping[tuple[str, str], int] = field(default_factory=dict)
-
-    @property
-    def without_full_queues(self) -> Held:
-        return Held(self.by_rule)
-
-    def blocking(
-        self, rule: str, key: str | None = None, queue: str | None = None
-    ) -> InForce | None:
-        """The hold that keeps such a call back, or one that stands for a queue that is full."""
-        full_at = None if queue is None else self.full_at.get((rule, queue))
-        if (
-            self.account
-            and full_at is not None
-            and queue is not None
-            and self.account.open_by_queue[queue] >= full_at
-        ):
-            return InForce(rule, "queue", queue, None, "its workers are behind")
-        return super().blocking(rule, key, queue)
-
-
-def with_full_queues(
-    account: Account, candidates: Mapping[str, Sequence[Candidate]], held: Held
-) -> tuple[Held, bool]:
-    """The holds, and with them the queues whose workers have no room; and whether some rule may
-    have less than it would.
+def rooms_of_workers(
+    account: Account, candidates: Mapping[str, Sequence[Candidate]]
+) -> tuple[dict[tuple[str, str], int], bool]:
+    """By rule and queue, how many attempts more its workers have room for, where they may be behind
+    or away; and whether some rule may have less than it would.
     """
     lease = conf.current().release_lease
-    full_at: dict[tuple[str, str], int] = {}
+    rooms: dict[tuple[str, str], int] = {}
     is_short = False
     for rule, found in candidates.items():
         listed = [call for call in found if not call.has_maker]
-        if not _is_doubtful(account, rule, listed, lease):
-            continue
-        queues = account.book.rules[rule].queue_names
-        rooms = {
-            queue: room_of_queue(_shown(account, rule, queue, lease), lease) for queue in queues
-        }
-        full_at.update(
-            {(rule, queue): account.open_by_queue[queue] + left for queue, left in rooms.items()}
-        )
-        is_short |= sum(rooms.values()) < len(listed)
-    if full_at:
-        held = HeldOrFull(held.by_rule, account, full_at)
-    return held, is_short
+        if _is_doubtful(account, rule, listed, lease):
+            queues = account.book.rules[rule].queue_names
+            own = {(rule, queue): _room_of_queue(account, rule, queue, lease) for queue in queues}
+            rooms |= own
+            is_short |= sum(own.values()) < len(listed)
+    return rooms, is_short
 
 
 def _is_doubtful(
@@ -154,9 +92,15 @@ def may_be_behind(open_attempts: int) -> bool:
     return open_attempts >= min(trust(conf.current().release_lease), KNOWN)
 
 
-def _shown(account: Account, rule: str, queue: str, lease: float) -> Shown:
-    """Read what the queue's workers have shown of the rule's attempts."""
-    lately = from_us(account.now) - timedelta(seconds=min(LATELY, lease / 4))
+def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int:
+    """How many attempts of the rule more may be released by a queue: some on trust, and as many as
+    its workers have shown lately that they begin.
+
+    One at a time where nobody seems to listen: it is begun as soon as somebody does, and then all
+    may go again.
+    """
+    now = from_us(account.now)
+    lately = now - timedelta(seconds=min(LATELY, lease / 4))
     rows = tables.attempts(account.using).filter(rule=rule, queue=queue)
     rows = rows.exclude(worker__startswith=states.OF_PERMITS)  # no workers of a queue's
     counts: dict[str, int] = (
@@ -168,17 +112,16 @@ def _shown(account: Account, rule: str, queue: str, lease: float) -> Shown:
             begun=Count("pk", filter=Q(started_at__gte=lately)),
         )
     )
-    begun = (
-        counts["begun"]
-        + rows.filter(finished_at__gte=lately, started_at__isnull=False).order_by()[:SAMPLE].count()
-    )
-    return Shown(
-        counts["unbegun"], begun, not begun and _is_silent(rows, from_us(account.now), lease)
-    )
+    answered = rows.filter(finished_at__gte=lately, started_at__isnull=False)
+    begun = counts["begun"] + answered.order_by()[:SAMPLE].count()
+    is_silent = not begun and _is_silent(rows, now, lease)
+    return max(0, (1 if is_silent else trust(lease) + begun) - counts["unbegun"])
 
 
 def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
-    """Whether a lease ended unbegun of late, and nothing was begun since that attempt's release."""
+    """Whether an attempt was taken back of late after its lease, and none has been begun since it
+    was released.
+    """
     since = now - timedelta(seconds=2 * lease + 10)
     ended = rows.filter(
         finished_at__gte=since, finished_at__gt=F("lease_until"), started_at__isnull=True
@@ -220,7 +163,7 @@ def choose(
     batch: int,
     sake: tuple[str, int] | None = None,
     room: Room = ROOMY,
-) -> Choice:
+) -> Plan:
     """Choose at most about `batch` releases of each rule; `served`: when each rule was served last;
     `room`: of whoever makes the calls. `sake`: a rule and a priority, where all is for the sake of
     a call of these that has its maker: then nothing is looked at that cannot go before it, and only
@@ -236,24 +179,26 @@ def choose(
         if rule in account.book.settings.rules and not held.blocking(rule) and finder.concerns(rule)
     }
     candidates, unfit = _fit({rule: one.calls for rule, one in found.items()}, account.book)
-    held_or_full, is_short = with_full_queues(account, candidates, held)
-    made = planning.plan(account, candidates, held_or_full, served, room)
+    rooms, is_short = rooms_of_workers(account, candidates)
+    made = planning.plan(account, candidates, held, served, room, rooms)
+    made.unfit = unfit
     gone = Counter(call.rule for call in made.releases)
-    made = made if sake is None else made.of_makers()
-    wait = made.wait | keys.settle(made) | _wait_for_holds(account, held)
+    if sake is not None:
+        made.leave_to_workers()
+    made.wait |= keys.settle(made) | _wait_for_holds(account, held)
     for rule, one in found.items():
-        wait |= one.wait
+        made.wait |= one.wait
         if gone[rule] < len(candidates[rule]):
             continue
         if one.is_limited:
-            queues = _queues(account, held, rule)
-            wait |= Wait.for_room(planning.has_room_at(account, rule, queues))
-            if (budget := planning.binding(account, rule, queues)) is not None:
+            at, budget = planning.opens(account, rule, _queues(account, held, rule))
+            made.wait |= Wait.for_room(at)
+            if budget is not None:
                 made.binding.setdefault(rule, budget.id)
-        wait |= Wait(is_unfinished=one.is_cut)
+        made.wait |= Wait(is_unfinished=one.is_cut)
     if is_short:
-        wait = replace(wait, is_unfinished=False) | Wait(until=account.now + AGAIN)
-    return Choice(made.releases, unfit, wait, made.binding)
+        made.wait = replace(made.wait, is_unfinished=False) | Wait(until=account.now + AGAIN)
+    return made
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ No statement is made here.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from callqueue.clocks import Us
@@ -33,21 +35,23 @@ class Plan:
     """What a pass decided: who goes, what those wait for who do not, and who is kept back by which
     budget per key.
 
-    `binding`: by rule, the budget that keeps its next call back, by id.
+    `binding`: by rule, the budget that keeps its next call back, by id. `unfit`: the calls that no
+    instant will ever admit, by id, and why.
     """
 
     releases: list[Candidate] = field(default_factory=list)
     wait: Wait = field(default=Wait())
     kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)
     binding: dict[str, str] = field(default_factory=dict)
+    unfit: Mapping[int, str] = field(default_factory=dict)
 
-    def of_makers(self) -> Plan:
-        """What of it is done by who can publish nothing: the others took their room in the plan,
-        and are left to a dispenser, as what waits behind them is.
+    def leave_to_workers(self) -> None:
+        """Leave to a dispenser, as what waits behind them is, those without a maker: who makes this
+        pass can publish nothing. They took their room in the plan.
         """
         own = [call for call in self.releases if call.has_maker]
-        kept_back = self.kept_back if len(own) == len(self.releases) else []
-        return Plan(own, self.wait, kept_back, self.binding)
+        self.kept_back = self.kept_back if len(own) == len(self.releases) else []
+        self.releases = own
 
     def keep_back(self, candidate: Candidate, budget: Budget, instant: Us | None) -> None:
         """Note that a candidate waits for room until `instant`; for an answer where it is None."""
@@ -57,33 +61,23 @@ class Plan:
         self.wait |= Wait.for_room(instant)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a pass lets go. `unfit`: the calls that no instant will ever admit, by id, and why.
-    `binding`: by rule, the budget that keeps its next call back, by id.
-    """
-
-    releases: Sequence[Candidate]
-    unfit: Mapping[int, str]
-    wait: Wait
-    binding: Mapping[str, str] = field(default_factory=dict)
-
-
 def plan(
     account: Account,
     candidates: Mapping[str, Iterable[Candidate]],
     held: Held,
     served: Mapping[str, int],
     room: Room = ROOMY,
+    rooms: Mapping[tuple[str, str], int] | None = None,
 ) -> Plan:
     """Choose releases up to the instant `account.until`: rules by priority, equals in turns, each
     rule's candidates in order.
 
     `served` says when each rule was served last (a running number). A call that waits for a budget
     shuts it for those behind it, so that a costly call is not starved by cheap ones; one for which
-    whoever makes the calls has no room shuts nothing: another process may have some.
+    whoever makes the calls has no room shuts nothing: another process may have some. `rooms`: by
+    rule and queue, how many attempts its workers have room for, where that is not for any.
     """
-    planner = _Planner(account, held, room)
+    planner = _Planner(account, held, room, rooms or {})
     queues = {rule: deque(listed) for rule, listed in candidates.items()}
     turn = {rule: served.get(rule, 0) for rule in queues}
     clock = max(turn.values(), default=0)
@@ -102,38 +96,40 @@ def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int
     """How many calls of cost 1 the rule's own limits let go by `account.until`, by these of its
     queues; at most `most`.
     """
-    of_rule, of_queues = _own_meters(account, rule, queues)
-    for meter in of_rule:
-        most = most_that_fits(meter, account.until, most)
-    if not any(of_queues.values()):
+    of_rule, of_queues = _own(account, rule)
+    for budget in of_rule:
+        most = most_that_fits(account.meter(budget), account.until, most)
+    if not of_queues:
         return most
     by_queue = (
-        min(most_that_fits(meter, account.until, most) for meter in meters)
-        for meters in of_queues.values()
+        min(most_that_fits(account.meter(one, queue), account.until, most) for one in of_queues)
+        for queue in queues
     )
     return min(most, sum(by_queue))
 
 
-def has_room_at(account: Account, rule: str, queues: Collection[str]) -> Us | None:
-    """From when on the rule's own limits let a call of cost 1 go; None: after an answer."""
-    of_rule, of_queues = _own_meters(account, rule, queues)
-    found = [_latest(of_rule, account.now)]
-    if of_queues:
-        by_queue = [_latest(meters, account.now) for meters in of_queues.values()]
-        found.append(min((at for at in by_queue if at is not None), default=None))
-    return None if None in found else max(at for at in found if at is not None)
+def opens(account: Account, rule: str, queues: Collection[str]) -> tuple[Us | None, Budget | None]:
+    """From when on the rule's own limits let a call of cost 1 go, by the queue that is free first;
+    None: after an answer. And which of them lets it go last; None: it has none.
+    """
+    of_rule, of_queues = _own(account, rule)
+    ways = [
+        max(
+            (
+                (_opens_at(account, one, queue), -place, one)
+                for place, one in enumerate((*of_rule, *of_queues))
+            ),
+            default=(account.now, 0, None),
+        )
+        for queue in (queues if of_queues else ("",))
+    ]
+    at, _, binding = min(ways, key=itemgetter(0), default=(math.inf, 0, None))
+    return (None if at == math.inf else Us(int(at))), binding
 
 
-def binding(account: Account, rule: str, queues: Collection[str]) -> Budget | None:
-    """Which of the rule's own limits lets a call of cost 1 go last. None: it has no such limit."""
-
-    def opens_at(budget: Budget) -> float:
-        values = queues if budget.limit.is_per_queue else [""]
-        instants = (account.meter(budget, value).free_at(1) for value in values)
-        return min((float("inf") if at is None else at for at in instants), default=0.0)
-
-    own = [one for one in account.book.budgets[rule] if one.limit.unit == "calls"]
-    return max((one for one in own if not one.limit.is_keyed), key=opens_at, default=None)
+def _opens_at(account: Account, budget: Budget, queue: str) -> float:
+    instant = account.meter(budget, budget.value_of("", queue)).free_at(1)
+    return math.inf if instant is None else instant
 
 
 def room_for(account: Account, call: Candidate, most: int) -> int:
@@ -147,24 +143,11 @@ def room_for(account: Account, call: Candidate, most: int) -> int:
     return most
 
 
-def _own_meters(
-    account: Account, rule: str, queues: Collection[str]
-) -> tuple[list[Meter], dict[str, list[Meter]]]:
-    """The meters of the rule's own limits in calls: those per rule, and those of each queue."""
-    budgets = [one for one in account.book.budgets[rule] if one.limit.unit == "calls"]
-    of_queues = [budget for budget in budgets if budget.limit.is_per_queue]
-    return (
-        [account.meter(budget) for budget in budgets if budget.limit.is_per_rule],
-        {queue: [account.meter(one, queue) for one in of_queues] for queue in queues}
-        if of_queues
-        else {},
-    )
-
-
-def _latest(meters: Iterable[Meter], now: Us) -> Us | None:
-    """When all of these meters let a call go; None: after an answer."""
-    instants = [meter.free_at(1) for meter in meters]
-    return None if None in instants else max((at for at in instants if at is not None), default=now)
+def _own(account: Account, rule: str) -> tuple[list[Budget], list[Budget]]:
+    """The rule's own limits in calls: those per rule, and those per queue."""
+    own = [one for one in account.book.budgets[rule] if one.limit.unit == "calls"]
+    of_queues = [one for one in own if one.limit.is_per_queue]
+    return [one for one in own if one.limit.is_per_rule], of_queues
 
 
 def most_that_fits(meter: Meter, until: Us, most: int, cost: int = 1) -> int:
@@ -195,8 +178,10 @@ class _Way(NamedTuple):
 class _Planner:
     """Takes room in the budgets, candidate by candidate."""
 
-    def __init__(self, account: Account, held: Held, room: Room = ROOMY) -> None:
-        self.account, self.held, self.room = account, held, room
+    def __init__(
+        self, account: Account, held: Held, room: Room, rooms: Mapping[tuple[str, str], int]
+    ) -> None:
+        self.account, self.held, self.room, self.rooms = account, held, room, dict(rooms)
         self.made = Plan()
         self._count = Counter[bool]()  # of releases, by whether they are HTTP calls
         self._shut: set[Scope] = set()  # what a call waits for that goes before those behind it
@@ -212,7 +197,7 @@ class _Planner:
                 continue
             way = self._best_way(candidate)
             if way is None:
-                continue  # every queue is held
+                continue
             if way.instant is not None and way.instant <= self._latest(candidate):
                 self._release(candidate, way, way.instant)
                 return True
@@ -234,6 +219,8 @@ class _Planner:
         self.made.releases.append(candidate)
         if not candidate.has_maker:
             self.account.open_by_queue[way.queue] += 1
+            if (of_queue := (candidate.rule, way.queue)) in self.rooms:
+                self.rooms[of_queue] -= 1
             self._count[candidate.method in HTTP_METHODS] += 1
         for meter, cost in way.charges:
             meter.take(cost)
@@ -262,14 +249,15 @@ class _Planner:
 
     def _best_way(self, candidate: Candidate) -> _Way | None:
         """By the queue that is free first, and of those the one with most room; where all wait for
-        an answer, the first; None where all are held.
+        an answer, the first; None where all are held, or their workers behind.
 
         A call that went before goes by the next of the queues that are free at the same instant:
         perhaps nobody listens on its last. One that has its maker waits for no workers.
         """
-        held = self.held.without_full_queues if candidate.has_maker else self.held
-        names = self.account.book.rules[candidate.rule].queue_names
-        free = [queue for queue in names if not held.blocking(candidate.rule, None, queue)]
+        rule, names = candidate.rule, self.account.book.rules[candidate.rule].queue_names
+        free = [queue for queue in names if not self.held.blocking(rule, None, queue)]
+        if not candidate.has_maker:
+            free = [queue for queue in free if self.rooms.get((rule, queue), 1) > 0]
         if len(free) == 1:
             return self._way(candidate, free[0])
         ways = [self._way(candidate, queue) for queue in free]

@@ -27,7 +27,7 @@ from callqueue.database import from_us
 from callqueue.dispatch import next_look
 from callqueue.dispatch.choosing import choose, may_be_behind
 from callqueue.dispatch.next_look import NO_STREAK, ROOMY, NextLook, Room, Streak, Wait
-from callqueue.dispatch.planning import Choice
+from callqueue.dispatch.planning import Plan
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, ready_calls, rule_rows, settings
@@ -392,7 +392,7 @@ class _Made:
 
     account: Account
     held: Held
-    choice: Choice
+    choice: Plan
     begun: Sequence[Mapping[str, Any]]
     reading: Reading
 

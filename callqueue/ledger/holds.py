@@ -62,11 +62,6 @@ class Held:
                 return hold
         return None
 
-    @property
-    def without_full_queues(self) -> Held:
-        """The holds alone, for what waits for no worker."""
-        return self
-
     def rules_in_turn(self, book: Book, rules: Iterable[str]) -> list[str]:
         """Those of these rules whose keys take turns: they have limits or holds of their own."""
         return [

@@ -44,7 +44,7 @@ REASONS = {
     "execution/claim.py:begin": OWN,
     "dispatch/release_pass.py:_attempts": OWN,
     "dispatch/publisher.py:publish": OWN,
-    "dispatch/choosing.py:with_full_queues": OWN,
+    "dispatch/choosing.py:rooms_of_workers": OWN,
     "dispatch/choosing.py:may_be_behind": OWN,
     "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
     "dispatch/release_pass.py:_conclude": OWN,

@@ -159,6 +159,13 @@ def test_both_queues_of_a_rule_are_tried_while_both_are_silent(rules: Rules) -> 
     assert passes("r") == []
 
 
+@pytest.mark.parametrize(
+    ("lease", "allowed"), [(0.1, 32), (10, 32), (60, 180), (300, 900), (86400, 1000)]
+)
+def test_what_a_queue_gets_on_trust_grows_with_the_lease(lease: float, allowed: int) -> None:
+    assert choosing.trust(lease) == allowed
+
+
 @pytest.mark.parametrize("why", ["cancelled", "refused by the broker", "failed"])
 def test_what_comes_back_for_another_reason_is_no_silence(rules: Rules, why: str) -> None:
     rules(SHORT, r=Rule())
