@@ -26,7 +26,6 @@ from callqueue.ledger import ready_calls
 from callqueue.ledger.account import SAMPLE as KNOWN
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
-from callqueue.ledger.memo import NotKnown
 from callqueue.ledger.ready_calls import TOP, Candidate
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.sending.validation import check_cost
@@ -74,15 +73,12 @@ def _is_doubtful(
     is_of_one_queue = len(account.book.rules[rule].queue_names) == 1
     has_begun = is_of_one_queue and account.open_by_rule[rule] and rule not in account.unbegun_since
     came_back = not (has_begun and account.is_counted) and any(c.last_attempt for c in candidates)
-    is_doubtful = (
+    return (
         came_back
         or account.is_cut
         or may_be_behind(account.open_by_rule[rule])
         or account.open_by_rule[rule] + len(candidates) > trust(lease)
     )
-    if is_doubtful and not account.is_counted:
-        raise NotKnown
-    return is_doubtful
 
 
 def may_be_behind(open_attempts: int) -> bool:

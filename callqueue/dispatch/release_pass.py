@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -33,7 +32,7 @@ from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
-from callqueue.ledger.memo import Memo, NotKnown, name_of, promises_more
+from callqueue.ledger.memo import Memo, name_of, promises_more
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book, cost_of
 
@@ -467,10 +466,9 @@ def _make(
     most = SPREAD if begins is None or begins.queues is not None else batch
     account, held, choice = _account(locked, lead), NOT_HELD, None
     if _knows_enough(account, locked):
-        with suppress(NotKnown):
-            found = choose(account, held, served, min(batch, most + 1), sake, room)
-            is_few = len(found.releases) <= most
-            choice = found if is_few and not found.wait.on_answer else None
+        found = choose(account, held, served, min(batch, most + 1), sake, room)
+        is_few = len(found.releases) <= most
+        choice = found if is_few and not found.wait.on_answer else None
     if choice is None:
         account, held = _counted(locked, lead)
         if own is not None and own.maker.is_new:

@@ -27,7 +27,7 @@ from callqueue.database import (
     rows,
 )
 from callqueue.ledger import memo
-from callqueue.ledger.memo import KnownMeter, KnownRoom
+from callqueue.ledger.memo import KnownRoom
 from callqueue.ledger.memo import Memo as Memo
 from callqueue.ledger.tallies import (
     Scope,
@@ -195,8 +195,8 @@ class Account:
     when the oldest that no worker has begun was released. `tallies`: by budget. `is_whole`: whether
     tallied budgets are read as far as those who only look want to know: what has left, and what of
     them is open. `is_counted`: whether the charges were read; if not, it goes by known room: what
-    is asked beyond that raises NotKnown, and of open attempts it knows by rule how many there are
-    at most.
+    is beyond that waits for an answer, and of open attempts it knows by rule how many there are at
+    most.
     """
 
     using: str
@@ -339,7 +339,7 @@ class Account:
         if budget.id in self.tallies:
             return self.tallies[budget.id].meter(value)
         if not self.is_counted and self._room:
-            return KnownMeter(self._room.free[budget.id], self.now)
+            return budget.limit.meter_with(self._room.free[budget.id], self.now)
         return budget.limit.meter(self.usage(budget, value), self.now)
 
     # --- open attempts

@@ -22,7 +22,7 @@ from callqueue.clocks import Us
 from callqueue.ledger.tallies import is_tallied
 from callqueue.ledger.tally_rows import fingerprint
 from callqueue.limits.budgets import Book, Budget
-from callqueue.limits.kinds import Meter, Usage
+from callqueue.limits.kinds import Usage
 
 _BETWEEN = "\x1f"
 
@@ -146,10 +146,6 @@ def _bucket_name(budget: Budget, value: str) -> str:
 # --- Known room
 
 
-class NotKnown(Exception):
-    """More is asked for than is known to be free: who asks has to count."""
-
-
 @dataclass(frozen=True)
 class KnownRoom:
     """What was free at an instant after which nothing was charged but what is taken off: by budget.
@@ -208,22 +204,3 @@ def print_of(budgets: tuple[Budget, ...]) -> str:
     """Which budgets these are."""
     text = " ".join(f"{one.id} {fingerprint(one)}" for one in budgets)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-class KnownMeter(Meter):
-    """A meter over known room: what fits, fits at once; of more it knows nothing."""
-
-    def __init__(self, free: int, now: Us) -> None:
-        self._n, self._now = free, now
-
-    @property
-    def used(self) -> int:
-        return self._open
-
-    def free_at(self, cost: int) -> Us:
-        if cost > self.free:
-            raise NotKnown
-        return self._now
-
-    def known_at(self, cost: int) -> Us | None:
-        return None if cost > self.free else self._now

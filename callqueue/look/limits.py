@@ -125,7 +125,7 @@ def read(
 def unused(book: Book, budget: Budget, now: Us) -> LimitLook:
     """A limit of which nothing has ever been used."""
     limit = budget.limit
-    meter = limit.meter(Usage(level=limit.capacity * limit.period_us, since=now), now)
+    meter = limit.meter_with(limit.capacity, now)
     lanes = len(book.queues_of(budget)) if limit.is_per_queue else 1
     room = limit.capacity * lanes
     return LimitLook(budget, room, 0, room, "", 0, None, meter, meter)
@@ -234,8 +234,7 @@ def _meter(
     """
     limit, now = budget.limit, account.now
     if value not in meters:
-        level = limit.capacity * limit.period_us
-        return limit.meter(Usage(level=level, since=now), now)
+        return limit.meter_with(limit.capacity, now)
     if not is_tallied(limit) or limit.keeps_level:
         return meters[value]
     aged = _shared_out(max(0, meters[value].used - in_flight), spread, now)

@@ -264,6 +264,11 @@ class Limit:
         """A meter of this limit over `usage`."""
         raise NotImplementedError
 
+    def meter_with(self, free: int, now: Us) -> Meter:
+        """A meter of which so much is free now, and more only after an answer."""
+        full = self.capacity * self.period_us
+        return self.meter(Usage(self.capacity - free, (), now, full), now)
+
     def level(self, usage: Usage, until: Us) -> int:
         """What is left of it at `until`, open charges apart, in its own measure: see `Usage.level`.
 

@@ -397,3 +397,6 @@ def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
         meter = limit.meter(usage, now)
         assert not meter.free or meter.known_at(meter.free) == now
         assert meter.known_at(meter.free + 1) != now
+        same = limit.meter_with(meter.free, now)
+        assert (same.free, same.free_at(same.free + 1)) == (meter.free, None)
+        assert not same.free or same.free_at(same.free) == now
