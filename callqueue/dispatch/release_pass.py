@@ -347,14 +347,14 @@ def release(
                 if (pk := maker.stand(locked.wall)) is None:
                     return Pass()
                 own = _Own(pk, maker)
-            made = _make(locked, batch, room, begins, own)
-            if made.choice.unfit:
-                transitions.fail(using, made.choice.unfit)
+            done, unfit = _make(locked, batch, last, room, begins, own)
+            if unfit:
+                transitions.fail(using, unfit)
     except Outdated:
         return Pass(next_look=next_look.when_outdated(last))
-    if made.choice.unfit:
-        callbacks.tell(using, list(made.choice.unfit), states.FAILED)
-    return _conclude(made, batch, last)
+    if unfit:
+        callbacks.tell(using, list(unfit), states.FAILED)
+    return done
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
@@ -383,17 +383,6 @@ class _Locked:
     def wall(self) -> datetime:
         """That instant as the database's clock shows it."""
         return from_us(self.now + self.reading.moved)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A pass that has counted, chosen and charged."""
-
-    account: Account
-    held: Held
-    choice: Plan
-    begun: Sequence[Mapping[str, Any]]
-    reading: Reading
 
 
 def _watch(using: str) -> ledger_time.Watch:
@@ -456,29 +445,37 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
 
 
 def _make(
-    locked: _Locked, batch: int, room: Room, begins: Begins | None, own: _Own | None
-) -> _Made:
-    """Count unless enough is known to be free, choose, charge and remember."""
+    locked: _Locked,
+    batch: int,
+    last: Streak,
+    room: Room,
+    begins: Begins | None,
+    own: _Own | None,
+) -> tuple[Pass, Mapping[int, str]]:
+    """Count unless enough is known to be free, choose, charge, remember and conclude; and the calls
+    that no instant will ever admit, by id, and why.
+    """
     served = {rule: row.served for rule, row in locked.rows.items()}
     sake = None if own is None else (own.maker.rule, own.maker.priority)
     lead = LEAD if own is None else own.maker.lead
     # Whether workers are behind, which packs what is many for them, only a count says.
     most = SPREAD if begins is None or begins.queues is not None else batch
-    account, held, choice = _account(locked, lead), NOT_HELD, None
+    account, held, plan = _account(locked, lead), NOT_HELD, None
     if _knows_enough(account, locked):
         found = choose(account, held, served, min(batch, most + 1), sake, room)
         is_few = len(found.releases) <= most
-        choice = found if is_few and not found.wait.on_answer else None
-    if choice is None:
+        plan = found if is_few and not found.wait.on_answer else None
+    if plan is None:
         account, held = _counted(locked, lead)
         if own is not None and own.maker.is_new:
             _tell_of_own_key(own, held, locked)
-        choice = choose(account, held, served, batch, sake, room)
-    begun = charge(account, choice.releases, locked.wall, begins, own)
+        plan = choose(account, held, served, batch, sake, room)
+    rows = charge(account, plan.releases, locked.wall, begins, own)
+    begun = Begun(rows, locked.reading) if rows else None
     if own is None:
-        account.memo.binding = dict(choice.binding)
-    remember(account, locked.rows, choice.releases)
-    return _Made(account, held, choice, begun, locked.reading)
+        account.memo.binding = plan.binding
+    remember(account, locked.rows, plan.releases)
+    return _conclude(account, held, plan, begun, batch, last), plan.unfit
 
 
 def _account(locked: _Locked, lead: float) -> Account:
@@ -521,25 +518,25 @@ def _tell_of_own_key(own: _Own, held: Held, locked: _Locked) -> None:
         ready_calls.tell_of_keys(locked.using, [own.id])
 
 
-def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
+def _conclude(
+    account: Account, held: Held, plan: Plan, begun: Begun | None, batch: int, last: Streak
+) -> Pass:
     """When the group is looked at again: half of LEAD before the first blocked call may go, and
     where an operator alone knows when, every REVIEW.
     """
-    account, gone = made.account, len(made.choice.releases)
-    released = _released(account, made.choice.releases)
-    wait, opens_in = made.choice.wait, None
+    gone, released = len(plan.releases), _released(account, plan.releases)
+    wait, opens_in = plan.wait, None
     if len(released) >= batch:
         wait |= Wait(is_unfinished=True, on_room=batch < BATCH)
     if wait.until is not None:
         opens_in = max(0.0, (wait.until - account.now) / 1_000_000 - LEAD / 2)
     look = next_look.when_passed(
         wait,
-        next_look.REVIEW if opens_in is None and made.held.by_rule else opens_in,
+        next_look.REVIEW if opens_in is None and held.by_rule else opens_in,
         last,
         has_released=bool(gone),
         open_attempts=account.open_count + gone,
         untold_attempts=account.untold_count + gone,
         poll=conf.current().poll,
     )
-    begun = Begun(made.begun, made.reading) if made.begun else None
     return Pass(released, look, opens_in, begun)
