@@ -36,7 +36,23 @@ def steady() -> Dispenser:
     return dispenser
 
 
-def test_it_dispenses_where_nobody_else_does(ran: list[str]) -> None:
+def ended(other: Dispenser) -> None:
+    other.leave()
+
+
+def silent(other: Dispenser) -> None:
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))
+
+
+def never_there(other: Dispenser) -> None:
+    DispenserState.objects.all().delete()
+
+
+@pytest.mark.parametrize("is_gone", [ended, silent, never_there])
+def test_it_dispenses_where_nobody_else_does(
+    ran: list[str], is_gone: Callable[[Dispenser], None]
+) -> None:
+    is_gone(steady())
     tasks.dispense()
     assert len(ran) == 1
 
@@ -48,19 +64,6 @@ def test_it_leaves_the_work_to_a_dispenser_of_its_own_and_says_that_beat_runs(
     tasks.dispense()
     assert ran == []
     assert DispenserState.objects.filter(kind="beat", digest="").count() == 1
-
-
-def test_it_takes_over_once_that_has_ended(ran: list[str]) -> None:
-    steady().leave()
-    tasks.dispense()
-    assert len(ran) == 1
-
-
-def test_it_takes_over_once_that_is_silent(ran: list[str]) -> None:
-    steady()
-    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))
-    tasks.dispense()
-    assert len(ran) == 1
 
 
 def test_one_with_other_settings_or_only_some_rules_is_not_enough(

@@ -116,30 +116,17 @@ def test_a_group_at_rest_is_due_once_a_call_is_ready() -> None:
     assert (group.is_due(now=5.1), group.is_due(now=5.2)) == (False, True)
 
 
-def test_a_group_that_waits_is_due_once_an_attempt_ends() -> None:
-    group = RuleGroup(("a", "b"))
-    group.obey(passed(Wait(on_answer=True), open_attempts=3), now=5.0)
-    group.notice({"a": Glance(2, 0, 70), "b": Glance(1, 0, 60)})
+@pytest.mark.parametrize(
+    "news",
+    [Glance(1, 2, 80), Glance(2, 1, 70), Glance(2, 2, 80)],
+    ids=["an end", "the ledger is told", "an end that a release made up for"],
+)
+def test_a_group_that_waits_is_due_once_there_is_news_of_an_attempt(news: Glance) -> None:
+    group, other = RuleGroup(("a", "b")), Glance(1, 0, 60)
+    group.obey(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
+    group.notice({"a": Glance(2, 2, 70), "b": other})
     assert not group.is_due(now=5.0)
-    group.notice({"a": Glance(2, 0, 70), "b": Glance(0, 0, 80)})
-    assert group.is_due(now=5.0)
-
-
-def test_a_group_that_waits_is_due_once_the_ledger_is_told_that_a_call_was_sent() -> None:
-    group = RuleGroup(("r",))
-    group.obey(passed(Wait(on_answer=True), open_attempts=2, untold_attempts=2), now=5.0)
-    group.notice({"r": Glance(2, 2, 70)})
-    assert not group.is_due(now=5.0)
-    group.notice({"r": Glance(2, 1, 70)})
-    assert group.is_due(now=5.0)
-
-
-def test_an_end_that_a_release_made_up_for_is_news() -> None:
-    group = RuleGroup(("r",))
-    group.obey(passed(Wait(on_answer=True), open_attempts=2), now=5.0)
-    group.notice({"r": Glance(2, 0, 70)})
-    assert not group.is_due(now=5.0)
-    group.notice({"r": Glance(2, 0, 80)})
+    group.notice({"a": news, "b": other})
     assert group.is_due(now=5.0)
 
 
