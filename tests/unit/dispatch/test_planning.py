@@ -104,3 +104,17 @@ def test_a_rule_has_as_much_room_as_the_tightest_of_its_own_limits() -> None:
     of = account(r=Rule(limits=limits))
     assert planning.room(of, "r", 500, [""]) == 4
     assert planning.room(of, "r", 3, [""]) == 3
+
+
+def test_a_rule_opens_by_the_queue_that_is_free_first_and_says_which_limit_comes_last() -> None:
+    limits = [SlidingWindow("9/m"), SlidingWindow("1/m", per="queue")]
+    of = account(r=Rule(queues=["e1", "e2"], limits=limits))
+    of_rule, of_queue = of.book.budgets["r"]
+    of.aged[of_queue.id, "e1"] = [(NOW - 10 * SECOND, 1)]
+    of.aged[of_queue.id, "e2"] = [(NOW - 30 * SECOND, 1)]
+    assert planning.opens(of, "r", ["e1", "e2"]) == (NOW + 30 * SECOND + 1, of_queue)
+    assert planning.opens(of, "r", ["e1"]) == (NOW + 50 * SECOND + 1, of_queue)
+    assert planning.opens(of, "r", []) == (None, None), "all are held"
+    full = account(r=Rule(queues=["e1", "e2"], limits=limits))
+    full.open[of_rule.id, ""] = 9
+    assert planning.opens(full, "r", ["e1", "e2"]) == (None, of_rule)
