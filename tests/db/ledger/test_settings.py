@@ -404,6 +404,19 @@ def test_a_rule_that_is_unlinked_leaves_what_it_used_and_takes_nothing_more(wait
     assert after.goes() == {"a": 10, "b": 10}, "what b released since does not count in the account"
 
 
+def test_what_is_open_of_a_rule_that_left_a_limit_is_charged_once_to_those_it_has(
+    waiting: Any,
+) -> None:
+    waiting(a=50, b=50)
+    link = SlidingWindow("999/m", name="link")
+    both = Rule(limits=[shared(), link])
+    before = Process("before", a=both, b=Rule(limits=both.limits, priority=5))
+    assert before.goes() == {"b": 10}
+    before.leave()
+    after = Process("after", a=both, b=Rule(limits=[link, SlidingWindow("20/m")]))
+    assert after.goes() == {"b": 10}
+
+
 def test_a_rule_that_was_linked_for_a_while_is_counted_anew(waiting: Any, thousand: int) -> None:
     """Alone, then linked by a limit that says nothing, then alone: whatever was remembered of it
     meanwhile, 4000 are 4000.
