@@ -62,10 +62,10 @@ def test_what_is_being_retried_is_seen_to_fail(rules: Rules, remote: Vendor, ask
 
 
 def test_what_the_page_said_is_what_is_requeued(rules: Rules, remote: Vendor, ask: Ask) -> None:
-    """Not what failed alike since."""
+    """Not what failed alike since, nor what failed otherwise."""
     rules(r=Rule(retry=NO_RETRY))
-    remote.answers["/a"] = (402, {}, b"")
-    send_to("/a", 3)
+    remote.answers.update({"/a": (402, {}, b""), "/b": (422, {}, b"")})
+    send_to("/a", 3), send_to("/b", 1)
     run()
     asked = requeue_group(ask)
     assert re.search(r"\b3 calls", plain(asked))
@@ -73,7 +73,7 @@ def test_what_the_page_said_is_what_is_requeued(rules: Rules, remote: Vendor, as
     run()
     assert "3 calls requeued" in plain(ask.confirm(asked))
     assert CallQueue.objects.new().count() == 3
-    assert CallQueue.objects.failed().count() == 2
+    assert CallQueue.objects.failed().count() == 2 + 1
 
 
 def test_failures_of_the_hour_are_the_same_at_every_door(

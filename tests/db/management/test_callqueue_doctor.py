@@ -48,8 +48,9 @@ def test_wrong_settings_are_told_and_what_depends_on_them_is_left_out(settings: 
     settings.CALLQUEUE = {"RULS": {}}
     ran = run("doctor", "--json")
     assert ran.code == 1
-    first = ran.document["checks"][0]
+    first, *others = ran.document["checks"]
     assert (first["name"], first["ok"]) == ("settings", False)
+    assert [one["name"] for one in others] == ["broker"]
     assert "did you mean 'RULES'" in first["detail"]
 
 
