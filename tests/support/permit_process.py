@@ -18,11 +18,13 @@ import callqueue  # noqa: E402
 
 
 def call_for_ever(url: str) -> None:
-    """Each call carries its attempt's number."""
+    """Each call carries its attempt's number. Its permit waits in one line with queued calls, by the
+    rule's own priority.
+    """
     session = requests.Session()
     print("permit peer ready", flush=True)
     while True:
-        with callqueue.permit("r", label="peer") as permit:
+        with callqueue.permit("r", priority=0, label="peer") as permit:
             session.post(f"{url}?permit={permit.attempt_id}", timeout=30)
             permit.sent()
 
