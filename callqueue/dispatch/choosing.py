@@ -38,7 +38,7 @@ SAMPLE = 5000
 AGAIN = 250_000  # microseconds until a group is looked at again whose workers are behind
 
 
-def trust(lease: float) -> int:
+def trusted_count(lease: float) -> int:
     """How many unbegun attempts a queue may have whose workers have shown nothing yet."""
     return max(LEAST, min(MOST, round(PER_SECOND * lease)))
 
@@ -77,7 +77,7 @@ def _is_doubtful(
         came_back
         or account.is_cut
         or may_be_behind(account.open_by_rule[rule])
-        or account.open_by_rule[rule] + len(candidates) > trust(lease)
+        or account.open_by_rule[rule] + len(candidates) > trusted_count(lease)
     )
 
 
@@ -85,7 +85,7 @@ def may_be_behind(open_attempts: int) -> bool:
     """Whether so much of a rule is open that its workers may be behind. An account may know of no
     more than a sample.
     """
-    return open_attempts >= min(trust(conf.current().release_lease), KNOWN)
+    return open_attempts >= min(trusted_count(conf.current().release_lease), KNOWN)
 
 
 def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int:
@@ -111,7 +111,7 @@ def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int
     answered = rows.filter(finished_at__gte=lately, started_at__isnull=False)
     begun = counts["begun"] + answered.order_by()[:SAMPLE].count()
     is_silent = not begun and _is_silent(rows, now, lease)
-    return max(0, (1 if is_silent else trust(lease) + begun) - counts["unbegun"])
+    return max(0, (1 if is_silent else trusted_count(lease) + begun) - counts["unbegun"])
 
 
 def _is_silent(rows: Any, now: datetime, lease: float) -> bool:

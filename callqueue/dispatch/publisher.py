@@ -39,8 +39,8 @@ def pack(released: Iterable[Candidate]) -> list[Message]:
     """
     packed: list[Message] = []
     kinds: dict[tuple[str, bool, bool, str], list[int]] = {}
-    for one in sorted(released, key=_kind):
-        kinds.setdefault((*_kind(one), one.rule), []).append(one.attempt_id)
+    for one in sorted(released, key=_shared_by):
+        kinds.setdefault((*_shared_by(one), one.rule), []).append(one.attempt_id)
     for (queue, alone, waits, _), ids in kinds.items():
         # what waits for its slot does so side by side; what waits for a worker wants no second
         spread = 1 if waits else SPREAD
@@ -50,7 +50,7 @@ def pack(released: Iterable[Candidate]) -> list[Message]:
     return packed
 
 
-def _kind(released: Candidate) -> tuple[str, bool, bool]:
+def _shared_by(released: Candidate) -> tuple[str, bool, bool]:
     return released.queue, released.method not in HTTP_METHODS, released.waits
 
 

@@ -164,14 +164,17 @@ class KeysInTurn:
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
             self._blocked[turn.pk] = (
-                ready_calls.of_room(scope),
+                ready_calls.waits_for_room(scope),
                 instant or self.now + ready_calls.AT_LEAST,
             )
         elif instant is None:
             self._on_answer = True
-            self._blocked[turn.pk] = (ready_calls.of_answer(scope), self.now + ready_calls.ANSWERED)
+            self._blocked[turn.pk] = (
+                ready_calls.waits_for_answer(scope),
+                self.now + ready_calls.ANSWERED,
+            )
         else:
-            self._blocked[turn.pk] = (ready_calls.of_room(scope), instant)
+            self._blocked[turn.pk] = (ready_calls.waits_for_room(scope), instant)
 
     def _block_by_hold(self, turn: Turn, hold: holds.InForce) -> None:
         """Note that a key waits for the end of a hold, which may be lifted before."""
@@ -206,8 +209,8 @@ def _freed(account: Account) -> set[str]:
     attempts left, and answers.
     """
     freed = {
-        ready_calls.of_room((one.budget.id, value))
+        ready_calls.waits_for_room((one.budget.id, value))
         for one in account.tallies.values()
         for value in (*one.freed, *one.near)
     }
-    return freed | {ready_calls.of_answer(scope) for scope in account.answered()}
+    return freed | {ready_calls.waits_for_answer(scope) for scope in account.answered()}

@@ -225,14 +225,14 @@ class Turn:
         return self.priority, self.key
 
 
-def of_room(scope: Scope) -> str:
+def waits_for_room(scope: Scope) -> str:
     """What a key waits for that waits for room in a budget."""
     return hashlib.sha256("\x1f".join(scope).encode()).hexdigest()[:32]
 
 
-def of_answer(scope: Scope) -> str:
+def waits_for_answer(scope: Scope) -> str:
     """What a key waits for that waits for an answer to one of the budget's calls."""
-    return of_room(("answer", *scope))  # type: ignore[arg-type]
+    return waits_for_room(("answer", *scope))  # type: ignore[arg-type]
 
 
 def wake(using: str, rules: Sequence[str], until: Us, freed: Iterable[str]) -> None:

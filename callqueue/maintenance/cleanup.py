@@ -66,7 +66,7 @@ def overdue_for(using: str) -> timedelta:
     row of an index for each final status.
     """
     late = timedelta(0)
-    for status, cut in _cuts(using, None):
+    for status, cut in _cutoffs(using, None):
         ended = _overdue(using, status, cut).order_by("finished_at_dt")
         first = ended.values_list("finished_at_dt", flat=True).first()
         late = max(late, cut - first) if first else late
@@ -84,7 +84,7 @@ def _count(using: str, older_than: timedelta | None) -> Cleaned:
 
 
 def _count_calls(using: str, older_than: timedelta | None) -> int:
-    return sum(_overdue(using, status, cut).count() for status, cut in _cuts(using, older_than))
+    return sum(_overdue(using, status, cut).count() for status, cut in _cutoffs(using, older_than))
 
 
 def _prune(
@@ -98,7 +98,7 @@ def _prune(
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
     if not database.in_transaction(using):
         ledger_time.watch(using).settle()
-    for status, cut in _cuts(using, older_than):
+    for status, cut in _cutoffs(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
             _delete(using, ids, status, cut, cleaned)
             if progress:
@@ -109,7 +109,7 @@ def _prune(
     untimed(using, lambda: _delete_turns(using))
 
 
-def _cuts(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
+def _cutoffs(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
     """Each final status with the instant before which its calls are past retention."""
     now = database.clock(using)
     for status in states.FINAL:

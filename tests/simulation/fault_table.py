@@ -269,7 +269,7 @@ def correction(""",
     ),
     "answers wake no key": fault(
         "dispatch.turns",
-        "return freed | {ready_calls.of_answer(scope) for scope in account.answered()}",
+        "return freed | {ready_calls.waits_for_answer(scope) for scope in account.answered()}",
         "return freed",
         runs=200,
         scenes=["mixed"],

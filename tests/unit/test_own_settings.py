@@ -34,7 +34,7 @@ REASONS = {
     "ledger/settings.py:book_lately": "joined with what all others hold",
     "maintenance/reconcile.py:queues_wanted": "rules whose hook it has",
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",
-    "maintenance/cleanup.py:_cuts": "how long ended calls are kept; what counts, the ledger says",
+    "maintenance/cleanup.py:_cutoffs": "how long ended calls are kept; what counts, the ledger says",
     "execution/judging.py:_cut": OWN,
     "execution/request.py:_body": OWN,
     "execution/in_flight.py:most": OWN,

@@ -163,7 +163,7 @@ def test_both_queues_of_a_rule_are_tried_while_both_are_silent(rules: Rules) -> 
     ("lease", "allowed"), [(0.1, 32), (10, 32), (60, 180), (300, 900), (86400, 1000)]
 )
 def test_what_a_queue_gets_on_trust_grows_with_the_lease(lease: float, allowed: int) -> None:
-    assert choosing.trust(lease) == allowed
+    assert choosing.trusted_count(lease) == allowed
 
 
 @pytest.mark.parametrize("why", ["cancelled", "refused by the broker", "failed"])
