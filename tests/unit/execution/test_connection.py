@@ -619,11 +619,13 @@ def test_resolvers_that_hang_are_left_behind_and_bounded_in_number(
         socket, "getaddrinfo", lambda host, *_, **__: began.append(host) or (over.wait(5) and [])
     )
     late = "resolving the name slow.test took longer than the total timeout of 0.05 s"
-    none = "resolving the name slow.test is not tried: 2 before this one have had no answer yet"
+    none = "nothing was sent: of lookups of names, 2 before this one have had no answer yet"
     for why in (late, late, none, none):
         with within(1):
             answer = call("http://slow.test/", timeouts=Timeouts(total=0.05))
         assert nothing_was_sent(answer) and answer.error == why
+        # no fault of the call whose turn it is, whatever its host: it keeps its attempt
+        assert answer.starved == (why == none)
     over.set()
     assert len(began) == 2
 
