@@ -75,15 +75,15 @@ class Ending:
     def judge(self) -> None:
         """Let the judge see everything."""
         world, server, judge = self.world, self.world.stage.server, self.world.judge
-        attempts = server.ask(
-            "SELECT id, call_id, number, outcome FROM callqueue_callattempt ORDER BY id"
-        )
+        columns = "id, call_id, error_message, outcome, finished_at"
+        found = server.ask(f"SELECT {columns} FROM callqueue_callattempt ORDER BY id")
+        ahead = world.stage.doors.shown() - self.scheduler.now
+        attempts = [(*one[:4], one[4] and server.instant(one[4]) - ahead) for one in found]
         rows = server.ask("SELECT id, status, error_message, due_at_dt FROM callqueue_callqueue")
         shown = world.stage.doors.shown()
         calls = {pk: (status, why, server.instant(due) > shown) for pk, status, why, due in rows}
         judge.judge(world.provider.requests, attempts, calls)
-        odd = server.ask("SELECT id, error_message FROM callqueue_callattempt ORDER BY id")
-        for pk, why in odd:
+        for pk, _, why, *_ in attempts:
             if why.startswith(SLIPS):
                 judge.complain(f"attempt {pk} ended by a slip of the code: {why}")
         for process in world.cast.asking():

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NEW, DONE, UNKNOWN = 0, 3, 7
 FINAL = (3, 4, 5, 6, 7)
 TRIES = 3  # as settings of runs say
+PAUSE = round(0.08 * MICRO)  # after a first error, a tenth of a second but for what clocks err
+SILENT = "the worker fell silent"  # as recovery says
 PATIENT = 1 * MICRO  # microseconds for which an answer is waited for at least
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 
@@ -32,7 +34,7 @@ class Fates:
     def judge(
         self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str, bool]]
     ) -> None:
-        outcome = {pk: said for pk, _, _, said in attempts}
+        outcome = {pk: said for pk, _, _, said, _ in attempts}
         of_call: dict[str, list[Request]] = defaultdict(list)
         made: dict[int, int] = defaultdict(int)
         for request in requests:
@@ -42,9 +44,9 @@ class Fates:
                 if outcome.get(request.attempt or 0) == "voided":
                     self.facts.complain(f"attempt {request.attempt} was voided, and made")
             self._judge_rest(request, outcome.get(request.attempt or 0))
-            self._judge_loss(request, outcome.get(request.attempt or 0))
         self._judge_room(requests)
         self._judge_patience(requests)
+        self._judge_losses(attempts)
         for pk, count in made.items():
             if pk and count > 1:
                 self.facts.complain(f"attempt {pk} was made {count} times")
@@ -77,13 +79,14 @@ class Fates:
                 took = (ends - one.sent_at) / MICRO
                 self.facts.complain(f"{one.token} was given up after {took:.3f} s")
 
-    def _judge_loss(self, request: Request, outcome: str | None) -> None:
-        """Who is answered within his lease is not taken for dead."""
-        release = self.facts.releases.get(request.attempt or 0)
-        if outcome != "lost" or request.told_at is None or release is None:
-            return
-        if request.told_at - release.at < PATIENT and self._is_well(request.process):
-            self.facts.complain(f"{request.token} was answered in time, and is said to be lost")
+    def _judge_losses(self, attempts: list[Any]) -> None:
+        """Nobody is taken for dead before his lease has ended."""
+        for pk, _, why, _, ended_at in attempts:
+            release = self.facts.releases.get(pk)
+            if why.startswith(SILENT) and release is not None and not self.facts.was_set:
+                lasted = ended_at - release.at
+                if lasted < PATIENT:
+                    self.facts.complain(f"attempt {pk} was lost after {lasted / MICRO:.3f} s")
 
     def _is_well(self, process: Process) -> bool:
         """Whether it was never killed, slow, or cut off."""
@@ -113,6 +116,7 @@ class Fates:
             if any((before.counted_at or 0) <= at <= again for at in call.requeued_at):
                 continue
             if before.told_at is not None and before.status in RETRYABLE:
+                self._judge_pause(before, before.told_at, again)
                 continue
             is_safe = call.method in ("get", "put", "delete") or call.may_repeat
             is_over = before.told_at is not None and before.status is not None
@@ -120,6 +124,13 @@ class Fates:
                 self.facts.complain(f"{call.method} {call.token} is made twice")
             elif is_over and self._is_well(before.process):
                 self.facts.complain(f"{call.token} was answered {before.status}, and is made again")
+
+    def _judge_pause(self, before: Request, told_at: int, again: int) -> None:
+        """Half of the wait after an error is certain, however the clock was set before it."""
+        was_set = any(told_at < at <= again for at, _ in self.facts.jumps)
+        if before.status == 500 and again - told_at < PAUSE and not was_set:
+            waited = (again - told_at) / MICRO
+            self.facts.complain(f"{before.token} is made again {waited:.3f} s after an error")
 
     def _judge_end(
         self, call: CallOf, row: tuple[int, str, bool] | None, sent: list[Request]

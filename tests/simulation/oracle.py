@@ -178,7 +178,7 @@ class Judge:
     def judge(
         self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str, bool]]
     ) -> None:
-        """All is over. `attempts`: (id, call, number, outcome); `calls`: by primary key (status,
+        """All is over. `attempts`: (id, call, why, outcome, end); `calls`: by primary key (status,
         why, whether it is to be made later).
         """
         self.limits.judge(requests)
