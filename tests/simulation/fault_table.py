@@ -334,4 +334,76 @@ def correction(""",
     "what is taken of known room is not taken off": fault(
         "ledger.memo", "left - charged.get(name, 0)", "left", scenes=["window", "two"]
     ),
+    "a rate takes the others back": fault(
+        "ledger.settings",
+        "rates = {name: old for name, old in before.rates.items() if name != limit}",
+        "rates: dict[str, str] = {}",
+        scenes=["two", "keys", "shared"],
+    ),
+    "corrections come before the tallies": fault(
+        "ledger.account",
+        "        self.tallies = {one.budget.id: one for one in found}\n"
+        "        if has_corrections:\n"
+        "            take_corrections(self.using, self.rules, self.tallies.values())\n",
+        "        if has_corrections:\n"
+        "            take_corrections(self.using, self.rules, self.tallies.values())\n"
+        "        self.tallies = {one.budget.id: one for one in found}\n",
+        scenes=["counted", "both"],
+    ),
+    "of two waits the later is waited for": fault(
+        "dispatch.next_look", "min(instants, default=None),", "max(instants, default=None),"
+    ),
+    "room is not waited for": fault(
+        "dispatch.next_look", "        on_room=wait.on_room,\n", "        on_room=False,\n"
+    ),
+    "a maker ends with calls on the wire": fault("maker", "            in_flight.land()\n", ""),
+    "a permit gives no news of its key": fault(
+        "dispatch.release_pass",
+        "if own is not None and own.maker.is_new:",
+        "if own is not None and not own.maker.is_new:",
+        scenes=["keys", "parts"],
+    ),
+    "news is forgotten untaken": fault(
+        "ledger.ready_calls",
+        "        if (rule, priority, key) not in known\n",
+        "        if (rule, priority, key) not in known and known\n",
+        scenes=["keys", "parts"],
+    ),
+    "a key that was served is the first again": fault(
+        "dispatch.turns",
+        "served = {self._turns[place].pk: self.now + 1 for place in in_turn}",
+        "served = {self._turns[place].pk: 0 for place in in_turn}",
+        scenes=["keys", "parts"],
+    ),
+    "what is not begun is voided at once": fault(
+        "maintenance.recovery",
+        "overdue = tables.attempts(using).unbegun().filter(lease_until__lt=LedgerNow())",
+        "overdue = tables.attempts(using).unbegun()",
+    ),
+    "a call is charged to the first of its limits": fault(
+        "dispatch.planning",
+        "for meter, cost in way.charges:",
+        "for meter, cost in way.charges[:1]:",
+        scenes=["shared", "linked"],
+    ),
+    "what is born begun has the lease of a message": fault(
+        "dispatch.release_pass",
+        "config.lease(rule) if own is None",
+        "config.release_lease / 3 if own is None",
+    ),
+    "a hold is laid by the wall": fault(
+        "ledger.holds",
+        "until = None if lasts is None else locked.now + lasts",
+        "until = None if lasts is None else locked.wall + lasts",
+        runs=250,
+    ),
+    "an answer that gives back is not waited for": fault(
+        "dispatch.planning",
+        "self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))",
+        "pass",
+        scenes=["counted"],
+    ),
+    "a permit's lease is a message's": fault(
+        "dispatch.release_pass", "else own.maker.lease", "else config.release_lease / 3"
+    ),
 }
