@@ -85,20 +85,22 @@ _BY_VENDOR = {one.name: one for one in _ALL}
 
 
 def dialect(using: str) -> Dialect:
-    """That of a database."""
+    """That of a database that may have this app's tables. A project may have others besides, which
+    the questions below are asked of, too.
+    """
     return _BY_VENDOR[connections[using].vendor]
 
 
 def is_postgresql(using: str) -> bool:
     """Whether the database is PostgreSQL."""
-    return dialect(using).name == "postgresql"
+    return str(connections[using].vendor) == "postgresql"
 
 
 def is_mysql(using: str) -> bool:
     """Whether the database is MariaDB or MySQL."""
-    return dialect(using).name == "mysql"
+    return str(connections[using].vendor) == "mysql"
 
 
 def is_sqlite(using: str) -> bool:
     """Whether the database is SQLite, where one connection writes at a time."""
-    return dialect(using).name == "sqlite"
+    return str(connections[using].vendor) == "sqlite"

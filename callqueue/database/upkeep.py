@@ -59,11 +59,12 @@ def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
     # them be used again (PostgreSQL's nbtree/README, "Placing deleted pages in the FSM"). That one
     # finds little else to do.
     with connections[using].cursor() as cursor:
-        for word in words:
-            for table in tables:
-                cursor.execute(word.format(quoted(using, table)))
-                if is_mysql(using):
-                    cursor.fetchall()
+        for statement in dict.fromkeys(  # SQLite's is one for all tables
+            word.format(quoted(using, table)) for word in words for table in tables
+        ):
+            cursor.execute(statement)
+            if is_mysql(using):
+                cursor.fetchall()
 
 
 class ForeignKey(NamedTuple):

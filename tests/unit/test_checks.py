@@ -169,3 +169,13 @@ def test_what_is_for_trying_it_is_told_before_a_deployment(
         app.conf.changes.update(before)
     settings.CALLQUEUE = {"ALLOWED_NETWORKS": ["127.0.0.0/8"]}
     assert run_checks(tags=["callqueue"]) == []
+
+
+@pytest.mark.parametrize("vendor", ["oracle", "microsoft", "unknown"])
+def test_a_database_of_another_vendor_beside_ours_is_nothing_to_us(
+    vendor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of `DATABASES["default"] = {}`, whose vendor is unknown."""
+    monkeypatch.setattr(connections["default"], "vendor", vendor)
+    assert run_checks(tags=["callqueue"]) == []
+    assert found("W010") == []
