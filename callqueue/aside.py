@@ -62,16 +62,16 @@ def within(seconds: float, name: str, work: Callable[[], Any]) -> Any:
     """What `work` returned, or raised. LeftBehind where it takes longer, and its thread ends
     whenever it does; TooMany at once while MOST_LEFT of this name have not ended.
     """
-    _left[:] = [errand for errand in _left if errand.is_under_way]
-    if sum(errand.name == name for errand in _left) >= MOST_LEFT:
+    _left.difference_update([errand for errand in tuple(_left) if not errand.is_under_way])
+    if sum(errand.name == name for errand in tuple(_left)) >= MOST_LEFT:
         raise TooMany(f"{MOST_LEFT} before this one have had no answer yet")
     errand = Errand(name, work)
     if not errand.done.wait(seconds):
-        _left.append(errand)
+        _left.add(errand)
         raise LeftBehind(f"no answer within {seconds:g} seconds")
     if errand.error is not None:
         raise errand.error
     return errand.result
 
 
-_left: list[Errand] = []
+_left: set[Errand] = set()  # any thread changes it

@@ -440,14 +440,15 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
 
 
 def _looked_up(host: str, port: int, trip: Trip) -> list[Any]:
-    """getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs."""
+    """getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs. Those
+    of one name are bounded in number, and keep no other name from being tried.
+    """
     try:
-        return list(aside.within(trip.left(), "lookup", lambda: _look_up(host, port)))
-    except aside.TooMany as error:  # other hosts' names, too: not what is wrong with this call
-        raise Starved(f"nothing was sent: of lookups of names, {error}") from None
-    except (aside.LeftBehind, TimeoutError):
-        late = trip.why_late("total", trip.timeouts.total)
-        raise Failed(f"resolving the name {host} took longer than {late}") from None
+        return list(aside.within(trip.left(), f"lookup {host}", lambda: _look_up(host, port)))
+    except (aside.LeftBehind, TimeoutError) as error:
+        late = f"took longer than {trip.why_late('total', trip.timeouts.total)}"
+        late = f"is not tried: {error}" if isinstance(error, aside.TooMany) else late
+        raise Failed(f"resolving the name {host} {late}") from None
     except Exception as error:
         if want := starved(error):
             raise Starved(want) from None

@@ -587,7 +587,7 @@ def test_what_the_kernel_has_no_more_of_is_told_from_what_is_the_other_sides(
     assert answer.starved == answer.dropped == (error in WANTS)
 
 
-@few_threads("callqueue-lookup")
+@few_threads("callqueue-lookup localhost")
 def test_without_a_thread_to_look_a_name_up() -> None:
     assert is_starved(call("http://localhost:1/"))
 
@@ -614,20 +614,25 @@ def test_resolvers_that_hang_are_left_behind_and_bounded_in_number(
 ) -> None:
     over = threading.Event()
     began: list[str] = []
+
+    def getaddrinfo(host: str, *_: Any, **__: Any) -> Any:
+        began.append(host)
+        if host == "gone.test":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        over.wait(5)
+
     monkeypatch.setattr(aside, "MOST_LEFT", 2)
-    monkeypatch.setattr(
-        socket, "getaddrinfo", lambda host, *_, **__: began.append(host) or (over.wait(5) and [])
-    )
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     late = "resolving the name slow.test took longer than the total timeout of 0.05 s"
-    none = "nothing was sent: of lookups of names, 2 before this one have had no answer yet"
+    none = "resolving the name slow.test is not tried: 2 before this one have had no answer yet"
     for why in (late, late, none, none):
         with within(1):
             answer = call("http://slow.test/", timeouts=Timeouts(total=0.05))
         assert nothing_was_sent(answer) and answer.error == why
-        # no fault of the call whose turn it is, whatever its host: it keeps its attempt
-        assert answer.starved == (why == none)
+    other = call("http://gone.test/").error
     over.set()
-    assert len(began) == 2
+    assert other == "the name gone.test does not resolve: no such name", "others are tried"
+    assert began == ["slow.test", "slow.test", "gone.test"]
 
 
 def test_a_name_is_refused_where_any_of_its_addresses_is(name_is: Callable[..., Names]) -> None:
