@@ -39,9 +39,6 @@ DEAF = 0.2  # seconds for which it may not notice that it is to stop
 REST = 0.05  # seconds for which senders wake nobody after a dispenser was woken for nothing twice
 ANSWERS = 0.005  # seconds between two looks for answers, while calls wait for one
 AWAY = 1.0  # seconds between two looks for a database, or tries with a broker, that is away
-# seconds after a broker's refusal for which no more is released than this process makes, where it
-# makes any: while the rest waits for the broker, it would make none
-ALONE = 20.0
 SENT = 0.025  # seconds between two looks at what is being published
 LEAVING = 5.0  # seconds that one which ends waits for what is done beside its loop
 _told: dict[str, float] = {}  # by database: when (monotonic) this process said that beat runs
@@ -287,8 +284,8 @@ class Dispenser:
         return done
 
     def _room(self, maker: Maker) -> Room:
-        """What may be released now."""
-        if time.monotonic() - self.outbox.refused_at >= ALONE:
+        """What may be released now: while the broker is away, no more than this process makes."""
+        if time.monotonic() >= self.outbox.alone_until:
             return maker.room()
         begins = maker.begins()
         return Room(begins.most or 0, 0) if begins is not None else NO_ROOM

@@ -29,6 +29,10 @@ MESSAGE_SIZE = 32
 MAKE_API_CALL = "callqueue.make_api_call"
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
 Publish = Callable[[str, Sequence[Message]], object]  # raises BrokerAway
+# seconds after a broker's refusal for which a process that makes calls itself releases no more than
+# those: while the rest waits for the broker, it would make none. As many as the broker has been
+# away by then, but no fewer and no more than these
+ALONE, LONGEST_ALONE = 1.0, 20.0
 PROMPT = 0.1  # seconds that the loop waits until what was released is published
 SLOW = 8  # groups that have something published for longer, at most, before others are let be
 
@@ -91,13 +95,14 @@ class Outbox:
     for it a moment and then goes on with other groups. A group has no pass before what it released
     last is published, or undone where nobody was told of it.
 
-    `refused` is told where the broker was away; `refused_at`: when it was last (monotonic), if it
-    took nothing since.
+    `refused` is told where the broker was away; `alone_until`: until when it is not tried, where
+    others can be served without (monotonic).
     """
 
     def __init__(self, using: str, publish: Publish, refused: Refused) -> None:
         self.using, self.publish, self.refused = using, publish, refused
-        self.refused_at = -math.inf
+        self.alone_until = -math.inf
+        self._away_since: float | None = None
 
     def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
         """Have these published, `beside` the loop or here. Raises what is not the broker's: then
@@ -128,8 +133,12 @@ class Outbox:
         self._has_sent(group, sending.error)
 
     def _has_sent(self, group: RuleGroup, error: BrokerAway | None) -> None:
-        self.refused_at = -math.inf if error is None else time.monotonic()
-        if error is not None:
+        if error is None:
+            self.alone_until, self._away_since = -math.inf, None
+        else:
+            now = time.monotonic()
+            self._away_since = now if self._away_since is None else self._away_since
+            self.alone_until = now + max(ALONE, min(LONGEST_ALONE, now - self._away_since))
             self.refused(group, error)
         group.unpublished_from = 0.0
 

@@ -21,9 +21,9 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from callqueue import Rule, SlidingWindow, broker, conf, database, texts, transitions, worker
-from callqueue.dispatch import dispenser as dispenser_room
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
 from callqueue.execution import in_flight
 from callqueue.ledger import ledger_time
@@ -160,6 +160,7 @@ def test_while_the_broker_is_away_it_goes_on_with_what_it_makes_itself(
     rules({"DISPENSER": {"IN_WORKERS": 2}}, r=Rule(queues="here"))
     for _ in range(7):
         send("r")
+    monkeypatch.setattr(publisher, "ALONE", 20.0)
     releases = Dispenser(maker=WorkersMaker("default"), publish=refuse)
     assert releases.run_once(maintain=False) == 7
     for made in (4, 6):
@@ -168,18 +169,41 @@ def test_while_the_broker_is_away_it_goes_on_with_what_it_makes_itself(
         in_flight.land(seconds=20)
         assert len(remote.requests) == made
     assert refused == [5]
-    monkeypatch.setattr(dispenser_room, "ALONE", 0.0)
+    releases.outbox.alone_until = 0.0
     send("r"), send("r")
     releases.run_once(maintain=False)
     assert refused == [5, 1]
     releases.outbox.publish = lambda using, batch: published.extend(batch)
+    releases.outbox.alone_until = 0.0
     for more in (2, 4):
         in_flight.land(seconds=20)
         for _ in range(more):
             send("r")
         releases.run_once(maintain=False)
-        monkeypatch.setattr(dispenser_room, "ALONE", 20.0)
     assert len(published) == 1 + 2, "it is back"
+
+
+def test_a_broker_is_tried_again_after_as_long_as_it_has_been_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was a moment costs a moment, and what lasts is tried more and more seldom."""
+    now, waits, is_away = [100.0], list[float](), [True]
+
+    def publish(*_: Any) -> None:
+        if is_away[0]:
+            raise publisher.BrokerAway("it says nothing")
+
+    outbox = publisher.Outbox("default", publish, lambda *_: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "monotonic", lambda: now[0])
+        for _ in range(8):
+            outbox.send(RuleGroup(("r",)), [], beside=False)
+            waits.append(outbox.alone_until - now[0])
+            now[0] = outbox.alone_until
+        is_away[0] = False
+        outbox.send(RuleGroup(("r",)), [], beside=False)
+    assert waits == [1, 1, 2, 4, 8, 16, 20, 20]
+    assert outbox.alone_until < 0
 
 
 def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
