@@ -205,8 +205,11 @@ class Chores:
             self._pause = min(ROUND, max(0.0, due_in))
 
     def _ask_to_reconcile(self) -> None:
-        """Workers do, or threads of this process that makes all calls: it takes the network."""
-        for queue in reconcile.queues_wanted(self.using):
+        """Workers do; or one thread of this process that makes all calls, whatever their queues, since
+        a hook that hangs would take each: it takes the network.
+        """
+        most = 1 if broker.is_in_this_process() else None
+        for queue in reconcile.queues_wanted(self.using)[:most]:
             broker.send_beside(broker.RECOVER, (self.using,), queue=queue)
 
     def _clean_up(self) -> None:

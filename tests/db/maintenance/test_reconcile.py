@@ -223,6 +223,22 @@ def test_a_dispenser_has_workers_of_the_rules_queue_ask(
     assert provider.asked == []
 
 
+def test_who_makes_all_calls_asks_in_one_thread_whatever_their_queues(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules
+) -> None:
+    """Hooks that hang would take all that its callbacks run in."""
+    rules(**{name: Rule(queues=name, reconcile=hook) for name in "abcde"})
+    sent: list[Any] = []
+    monkeypatch.setattr(broker, "send_beside", lambda *given, queue: sent.append(queue))
+    for name in "abcde":
+        unknown(name)
+    Dispenser(publish=lambda *_: True).run_once()
+    assert sent == [*"abcde"]
+    with broker.in_this_process():
+        Dispenser(publish=lambda *_: True).run_once()
+    assert sent[5:] == ["a"]
+
+
 class Hanging:
     """Two rules' hooks: that of `slow` hangs until the test says so, that of `quick` does not."""
 
