@@ -205,8 +205,8 @@ class Chores:
             self._pause = min(ROUND, max(0.0, due_in))
 
     def _ask_to_reconcile(self) -> None:
-        """Workers do; or one thread of this process that makes all calls, whatever their queues, since
-        a hook that hangs would take each: it takes the network.
+        """Workers do, since it takes the network; or one thread of this process, where it makes all
+        calls: hooks that hang would take more.
         """
         most = 1 if broker.is_in_this_process() else None
         for queue in reconcile.queues_wanted(self.using)[:most]:
