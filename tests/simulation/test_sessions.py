@@ -11,8 +11,9 @@ import pytest
 
 from tests.simulation.command import ROOT
 
-# sessions of the processes of these runs at a time; a dispenser has one for what it does aside
-MOST = 12
+# sessions of the processes of these runs at a time; a dispenser has one for what it does aside, and a
+# process that makes its calls itself one for each of its threads
+MOST = 24
 # Runs in which many processes do one thing each. (`Postgres.end` fails where sessions are left
 # open.)
 SEEDS = 21
