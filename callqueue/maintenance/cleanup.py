@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
@@ -20,6 +21,7 @@ from callqueue.ledger import ledger_time, settings, tallies
 from callqueue.ledger.transaction import untimed
 
 BATCH = 2000
+TURNS = 200  # of keys that one transaction deletes
 Progress = Callable[[int, int | None], None]
 
 
@@ -106,7 +108,9 @@ def _prune(
     for orphans in _spent_orphans(using, batch_size):
         cleaned.attempts += database.delete_each(tables.CallAttempt, using, orphans)
     cleaned.holds += _ended_holds(using).delete()[0]
-    untimed(using, lambda: _delete_turns(using))
+    after = 0
+    while gone := untimed(using, partial(_delete_turns, using, after)):
+        after = gone[-1]
 
 
 def _cutoffs(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
@@ -184,14 +188,17 @@ def _ended_holds(using: str) -> Any:
     return tables.holds(using).filter(until__lt=ledger_time.now(using) - timedelta(days=1))
 
 
-def _delete_turns(using: str) -> None:
-    """Delete the turns of keys without ready calls that nobody has locked: of rules whose keys take
-    no turns any more. One whose call is ready just now is found by the next look for keys.
+def _delete_turns(using: str, after: int) -> list[int]:
+    """Delete the next turns of keys without ready calls that nobody has locked: of rules whose keys
+    take no turns any more. One whose call is ready just now is found by the next look for keys.
+    They; no more at once than passes may wait for.
     """
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
-    spent = database.locked(tables.KeyTurn.objects.using(using).filter(~Exists(ready)))
-    database.delete_each(tables.KeyTurn, using, list(spent.values_list("pk", flat=True)))
+    turns = tables.KeyTurn.objects.using(using).filter(~Exists(ready), pk__gt=after).order_by("pk")
+    spent = list(database.locked(turns).values_list("pk", flat=True)[:TURNS])
+    database.delete_each(tables.KeyTurn, using, spent)
+    return spent
 
 
 def _spent(using: str) -> Q:

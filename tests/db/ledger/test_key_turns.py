@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -489,12 +489,25 @@ def test_keys_whose_calls_have_ended_together_keep_nobody_back(rules: Rules, end
     assert not KeyTurn.objects.exists()
 
 
-def test_cleanup_takes_away_turns_that_nobody_looks_at_any_more(rules: Rules) -> None:
+def test_cleanup_takes_away_turns_that_nobody_looks_at_any_more(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few in a transaction: passes wait for it."""
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
-    for key in ("gone", "waits"):
+    gone = [f"gone{i}" for i in range(5)]
+    for key in ("waits", *gone):
         send("r", key=key), send("r", key=key)
     passes(1)
-    CallQueue.objects.new().filter(key="gone").delete()
-    assert KeyTurn.objects.count() == 2
+    CallQueue.objects.new().filter(key__in=gone).delete()
+    assert KeyTurn.objects.count() == 6
+    at_once, delete_each = list[int](), database.delete_each
+
+    def noted(model: Any, using: str, pks: Sequence[int]) -> int:
+        at_once.append(len(pks)) if model is KeyTurn else None
+        return delete_each(model, using, pks)
+
+    monkeypatch.setattr(database, "delete_each", noted)
+    monkeypatch.setattr(cleanup, "TURNS", 2)
     cleanup.clean("default")
+    assert at_once == [2, 2, 1, 0]
     assert list(KeyTurn.objects.values_list("key", flat=True)) == ["waits"]
