@@ -95,7 +95,7 @@ def test_where_callqueue_run_makes_all_calls_no_broker_is_missed(
     send("r", callback="tests.echo")
     assert not found("broker").ok
     recovery.beat("default", "host:1", "run", digest="ab")
-    for name in ("settings", "broker", "workers", "one broker", "schedule"):
+    for name in ("settings", "broker", "visibility timeout", "workers", "one broker", "schedule"):
         assert found(name).ok, found(name)
     assert found("workers").detail == found("broker").detail == doctor.RUNS
     assert found("dispenser").detail == "running: host:1 (callqueue_run)"
@@ -228,6 +228,7 @@ def test_a_package_that_the_broker_needs_is_named(
     Dispenser(name="host:1").run_once()  # waits for it as for a broker that is away
     assert found("one broker", NOBODY).ok
     assert_wrong(found("broker"), f"the package {package} is not", todo)
+    assert "3600 s" in found("visibility timeout").detail
 
 
 def test_a_project_that_forgot_its_celery_application_is_told(
@@ -252,6 +253,19 @@ def test_a_schedule_that_the_database_scheduler_copied_is_one(celery: Callable[.
 def test_a_broker_that_is_away_is_told_within_seconds(celery: Callable[..., None]) -> None:
     celery(broker_url="amqp://guest@127.0.0.1:1//")
     assert_wrong(found("broker"), "refused", "start the broker")
+
+
+def test_redis_must_not_repeat_what_is_still_at_work(
+    celery: Callable[..., None], rules: Rules
+) -> None:
+    celery(broker_url="redis://127.0.0.1:1", broker_transport_options={"visibility_timeout": 100})
+    assert_wrong(
+        found("visibility timeout"),
+        "again after 100 s, and an attempt may take 390 s",
+        '"visibility_timeout": 450',
+    )
+    celery(broker_transport_options={"visibility_timeout": 450})
+    assert found("visibility timeout").ok
 
 
 def test_clocks_that_disagree_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
