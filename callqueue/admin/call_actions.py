@@ -25,7 +25,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf, states
 from callqueue.admin.base import OwnAdmin, may, user_id
-from callqueue.admin.lists import RuleFilter, number_in
+from callqueue.admin.lists import RuleFilter, StatusFilter, number_in
 from callqueue.admin.rule_actions import rule_url
 from callqueue.admin.rule_page import ends
 from callqueue.control import bulk
@@ -35,6 +35,8 @@ from callqueue.models import CallQueue
 from callqueue.states import MADE_PERHAPS, Move
 
 LISTED = 30  # rules and statuses that the page names
+LOOKED_AT = 1000  # calls whose reasons are looked at
+NAMED = 5  # of these that the page names
 WORKS_S = 10.0  # seconds that one request works; servers give up a request after 30
 REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
 
@@ -141,12 +143,28 @@ class CallActions(OwnAdmin):
             ],
             "others": max(0, len(counts) - LISTED),
             "shown": words.count(able),
+            "chosen": self._chosen(request, form),
+            "about": _about(picked),
+            "looked_at": words.count(LOOKED_AT),
             "has_unknown": action == REQUEUE and states.UNKNOWN in found,
             "has_done": action == REQUEUE and states.DONE in found,
             "has_safe": risky and found - {*MADE_PERHAPS},
             "ends": _when_done(calls.db, counts) if action == REQUEUE and able else [],
         }
         return self.page(request, "callqueue/confirm.html", title, context)
+
+    def _chosen(self, request: HttpRequest, form: Mapping[str, Any]) -> list[str]:
+        """The filters and the search of the list, where all that it shows was selected."""
+        if form["select_across"] == "0" or form["only"]:
+            return []
+        labels = {str(status.value): str(status.label) for status in CallQueue.Status}
+        status = StatusFilter.parameter_name
+        titles = {"q": _("search"), RuleFilter.parameter_name: _("rule"), status: _("status")}
+        return [
+            f"{titles.get(name, name)} = {labels.get(text, text) if name == status else text}"
+            for name, text in request.GET.dict().items()
+            if name == "q" or self.lookup_allowed(name, text, request)
+        ]
 
     def _say(self, request: HttpRequest, action: str, count: int, left: int) -> None:
         """What came of it."""
@@ -189,6 +207,14 @@ def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
     """How many there are by rule and status. One statement."""
     counted = calls.order_by().values_list("rule", "status").annotate(Count("pk"))
     return Counter({(rule, status): count for rule, status, count in counted})
+
+
+def _about(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
+    """Why some of these calls failed, by rule: the most frequent reasons, with their counts."""
+    failed = calls.exclude(error_message="")
+    some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
+    pairs = Counter((rule, errors.shown(why)) for rule, why in some)
+    return [(rule, why, words.count(count)) for (rule, why), count in pairs.most_common(NAMED)]
 
 
 def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:

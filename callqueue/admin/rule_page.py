@@ -6,7 +6,8 @@ In: a request that names the rule. Out: a page.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.admin.models import LogEntry
@@ -17,13 +18,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf
-from callqueue.admin import dashboard, rule_actions
+from callqueue.admin import charts, dashboard, rule_actions
 from callqueue.admin.base import OwnAdmin, may
 from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.rule_actions import using
-from callqueue.database import to_us
 from callqueue.history import errors, sums
 from callqueue.history.audit import audit
+from callqueue.history.sums import Sums
 from callqueue.limits.kinds import SECOND
 from callqueue.look import LimitLook, Look, RuleLook, look, notes, words
 from callqueue.look.notes import WELL
@@ -31,8 +32,10 @@ from callqueue.look.read import largest_keys
 from callqueue.models import CallQueue
 
 KEYS = 20  # that the table of keys shows
+HOG = 0.5  # share of all that waits from which one key is said to keep the others waiting
 SHOWN = 20  # calls of a group of errors that are linked
 LOGGED = 8  # of what was done to the rule, the newest
+NEARLY_ALL = 0.95
 SHOWN_BELOW = ("held", "keys", "failing", "failures", "done")  # of what is said of all rules
 COUNTS = ("sent", "done", "failed", "throttled")
 WHY = {
@@ -156,15 +159,20 @@ def _logged(name: str) -> list[tuple[str, str, str]]:
 
 
 def _keys(rule: RuleLook) -> dict[str, Any]:
-    """The keys with most calls waiting."""
+    """The keys with most calls waiting; where one has most of them, when the others are done."""
     shown, count_of_keys = largest_keys(using(), rule.name, KEYS, rule.now)
-    ready = max(1, rule.waits.ready)
+    ready, others = max(1, rule.waits.ready), None
+    if rule.waits.sizes and len(shown) > 1 and shown[0][1] >= HOG * ready:
+        # where keys take turns, the largest is by then as far as the next
+        next_most = shown[1][1]
+        others = rule.seconds(sum(min(calls, next_most) * n for calls, n in rule.waits.sizes))
     return {
         "keys": [
             (key, words.count(count), f"{100 * count / ready:.0f} %", is_held)
             for key, count, is_held in shown
         ],
         "keys_count": words.count(count_of_keys),
+        "others_done": "" if others is None else words.in_so_long(rule.shown(rule.now), others),
     }
 
 
@@ -196,28 +204,34 @@ def _errors(name: str, now: Any) -> dict[str, Any]:
 
 
 def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
-    """The sums, by calendar days and lately. They are in ledger time, to a quarter of an hour."""
-    here, zone = seen.time, _zone(rule)
+    """The sums, by calendar days and lately, and a chart of the last 24 hours. Sums are in ledger
+    time, to a quarter of an hour.
+    """
+    now, here, moved = int(seen.time.timestamp()), seen.time, seen.moved // SECOND
+    zone = _zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
-    a_day_ago = here - timedelta(seconds=sums.DAY_S + sums.QUARTER_S)
-    stretches = [(today, here), (yesterday, today), (a_day_ago, here)]
-    found = sums.within(
-        using(),
-        rule.name,
-        [tuple(to_us(at) - seen.moved for at in stretch) for stretch in stretches],
-    )
+    first = min(int(yesterday.timestamp()), now - sums.DAY_S)
+    series = sums.series(using(), rule.name, first - moved, now + 1 - moved)
+    every = [(start + moved, one) for start, one in series]
+    stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
+    drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
     shown = [
-        (_("Today"), found[0]),
-        (_("Yesterday"), found[1]),
+        (_("Today"), _within_days(every, today, here + timedelta(seconds=1))),
+        (_("Yesterday"), _within_days(every, yesterday, today)),
         (_("Last hour"), rule.recent.hour),
-        (_("Last 24 hours"), found[2]),
+        (_("Last 24 hours"), sums.together(one for _, one in stretches)),
     ]
+    lately = sums.together(one for _, one in stretches[-2:])
     return {
-        "sums": [
-            (said, [words.count(getattr(one, name)) for name in COUNTS]) for said, one in shown
-        ],
+        "sums": [(said, _counts(one)) for said, one in shown],
         "zone": str(zone),
+        "waits": _within(lately.waits),
+        "answers": _within(lately.answers),
+        "chart": charts.bars([start for start, _ in stretches], drawn, _("Last 24 hours")),
+        "chart_rows": [
+            (charts.time_of(start), _counts(one)) for start, one in stretches[::-1] if one.sent
+        ],
         "summed": seen.summed_until and words.clock_time(seen.shown(seen.summed_until), here),
     }
 
@@ -226,3 +240,22 @@ def _zone(rule: RuleLook) -> Any:
     """The time zone of the rule's calendar: its first limit's that has one, else the reader's."""
     zones = (one.budget.limit.zone for one in rule.limits)
     return next((zone for zone in zones if zone), timezone.get_current_timezone())
+
+
+def _within_days(every: Sequence[tuple[int, Sums]], start: datetime, end: datetime) -> Sums:
+    first, last = start.timestamp(), end.timestamp()
+    return sums.together(one for at, one in every if first <= at < last)
+
+
+def _counts(one: Sums) -> list[str]:
+    return [words.count(getattr(one, name)) for name in COUNTS]
+
+
+def _within(buckets: list[int]) -> str:
+    """Within what nearly all were, as far as the buckets say; empty where none was."""
+    bound = sums.share_within(buckets, NEARLY_ALL)
+    if bound is None:
+        return ""
+    longest = sums.BOUNDS[-1]
+    is_longer = bound > longest
+    return (_("over %s") if is_longer else _("at most %s")) % words.short(min(bound, longest))

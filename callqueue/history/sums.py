@@ -105,6 +105,18 @@ class Recent:
     hour: Sums = field(default_factory=Sums)
 
 
+def share_within(buckets: Sequence[int], share: float) -> float | None:
+    """The bound within which so large a share of them were, in seconds: infinite past the last;
+    None where there were none.
+    """
+    wanted, seen = share * sum(buckets), 0
+    for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
+        seen += count
+        if count and seen >= wanted:
+            return bound
+    return None
+
+
 # --- adding up
 
 
@@ -294,21 +306,22 @@ def _of_counts(counts: Sequence[Any]) -> Sums:
     return Sums(sent, done, failed, throttled, lost)
 
 
-def within(using: str, rule: str, stretches: Sequence[tuple[int, ...]]) -> list[Sums]:
-    """What a rule came to in each of these stretches, from one instant to another in microseconds,
-    by the quarters of an hour that begin in it; without buckets. One statement.
-    """
-    seconds = [[instant / SECOND for instant in stretch] for stretch in stretches]
-    first = min(start for start, _ in seconds)
-    quarters = tables.sums(using).filter(rule=rule, width=QUARTER_S, start__gte=first)
-    kept, found = list(quarters.values_list("start", *COUNTS)), []
-    for start, end in seconds:
-        whole = Sums()
-        for at, *counts in kept:
-            if start <= at < end:
-                whole.add(Sums(*counts))
-        found.append(whole)
-    return found
+def series(using: str, rule: str, start: int, end: int) -> list[tuple[int, Sums]]:
+    """What a rule came to from `start` to `end`, by quarters of an hour, the oldest first."""
+    first = start // QUARTER_S * QUARTER_S
+    found = {at: Sums() for at in range(first, end, QUARTER_S)}
+    quarters = tables.sums(using).filter(rule=rule, width=QUARTER_S)
+    kept = quarters.filter(start__gte=first, start__lt=end)
+    found |= {at: Sums(*counts) for at, *counts in kept.values_list("start", *COLUMNS)}
+    return sorted(found.items())
+
+
+def together(found: Iterable[Sums]) -> Sums:
+    """What all of these come to."""
+    whole = Sums()
+    for one in found:
+        whole.add(one)
+    return whole
 
 
 def counters(using: str, rules: Sequence[str]) -> dict[str, Sums]:
