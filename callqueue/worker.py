@@ -172,6 +172,8 @@ class Releaser:
                     pause = min(LONGEST, 2 * pause) if is_again else LOOK
                 self.seat.leave()
                 connections[self.using].close()
+                if self._is_over():
+                    return  # at once: the process that ends waits for this thread
                 time.sleep(pause)
             time.sleep(WAIT)
 

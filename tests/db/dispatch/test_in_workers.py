@@ -369,6 +369,21 @@ def test_one_that_computes_says_so_and_another_worker_goes_first(
     wait_until(lambda: releaser.is_releasing, 10)
 
 
+def test_a_process_that_ends_waits_no_longer_than_for_what_is_being_released(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules, begin: Callable[[], Releaser]
+) -> None:
+    """Not for the pause after which its thread would have tried to have the seat again."""
+    monkeypatch.setattr(worker, "LOOK", 20.0)
+    monkeypatch.setattr(worker, "WAIT", 20.0)
+    rules(r=Rule())
+    releaser = begin()
+    wait_until(lambda: releaser.is_releasing, 10)
+    began = time.monotonic()
+    releaser.end()
+    assert not releaser._thread.is_alive()
+    assert time.monotonic() - began < 10
+
+
 def test_one_that_cannot_release_tries_more_and_more_seldom(
     monkeypatch: pytest.MonkeyPatch, rules: Rules, begin: Callable[[], Releaser]
 ) -> None:
