@@ -17,6 +17,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 REASONS = {
     "db/conftest.py: choosing.LEAST": "a pass's own figures; test_backpressure.py has the bound",
+    "db/dispatch/test_in_workers.py: publisher.ALONE": "the test ends it itself, however slow it is",
+    "db/dispatch/test_in_workers.py: worker.LOOK": "makes its fault larger: the end waits as long",
+    "db/dispatch/test_in_workers.py: worker.WAIT": "makes its fault larger: the end waits as long",
     "db/ledger/test_tallies.py: release_pass.LEAD": "what leaves ahead is further ahead",
     "db/permits/test_permit.py: release_pass.LEAD": "makes its fault larger: it spins for as long",
 }
