@@ -286,7 +286,7 @@ def test_it_is_counted_where_workers_may_be_behind(
 ) -> None:
     from callqueue.dispatch import choosing
 
-    monkeypatch.setattr(choosing, "trust", lambda lease: 5)
+    monkeypatch.setattr(choosing, "trusted_count", lambda lease: 5)
     rules(r=Rule(limits=[SlidingWindow("900/m")]))
     assert [let_go(1) for _ in range(5)] == [1] * 5
     assert counts(lambda: send("r") and a_pass())
