@@ -32,7 +32,6 @@ STATUS_NAMES = {
 }
 NAMES_OF_STATUS = {number: name for name, number in STATUS_NAMES.items()}
 _WEEK, _MONTH = timedelta(days=7), timedelta(days=30)
-# what becomes of a client's request to a host that no rule names
 DEFAULTS: dict[str, Any] = {
     "RULES": {"default": Rule(limits=[SlidingWindow("100/h")])},
     "ROUTER": None,
