@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
 from functools import cache
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.tasks import TaskContext, TaskResultStatus, task_backends
+from django.tasks import TaskContext, TaskResultStatus
 from django.tasks.backends.base import BaseTaskBackend
 from django.tasks.base import Task, TaskError, TaskResult
 from django.tasks.exceptions import TaskResultDoesNotExist
@@ -39,17 +38,6 @@ METHOD = "django_task"
 HEAD, TAIL = 400, 1400  # characters of an error's own words, and of its traceback's end
 _RAISED = re.compile(r"([A-Za-z_][\w.]*\.[A-Za-z_]\w*)(?:: |\n|$)")
 _UNRAISED = "callqueue.exceptions.CallQueueError"
-
-
-def run_django_task(params: Mapping[str, Any], context: Context) -> Outcome:
-    """The handler of the method "django_task": run the task here and now."""
-    try:
-        backend: Any = task_backends[params["backend"]]
-        result = backend.get_result(str(context.call_id))
-    except Exception as error:
-        return GiveUp(f"its task is not there any more: {error.__cause__ or error}")
-    outcome: Outcome = backend.run(result, context)
-    return outcome
 
 
 class CallQueueBackend(BaseTaskBackend):

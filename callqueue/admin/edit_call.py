@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from django.db import router
 from django.utils.translation import gettext as _
 
-from callqueue import database, states
+from callqueue import database, handlers, states
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.fields import new_idempotency_key
 from callqueue.handlers import HTTP_METHODS
@@ -29,11 +29,6 @@ from callqueue.security.withholding import is_plain
 from callqueue.sending import intake
 from callqueue.sending.validation import MAX_DEPTH
 
-FREE = {  # what of a call's params may be edited, where that is not all but a URL's host
-    "send_email": ("subject", "message", "html_message"),
-    "celery_task": ("args", "kwargs"),
-    "django_task": ("args", "kwargs"),
-}
 NAMED = 20  # changed params that the log names
 
 
@@ -170,7 +165,8 @@ def _kind(call_data: Any) -> Any:
             return method, urlsplit(params.get("url"))[:2]
         except (ValueError, TypeError, AttributeError):  # what cannot be read stays as it is
             return method, params.get("url")
-    free: Collection[str] = FREE.get(str(method), tuple(params))
+    built_in = handlers.built_in(str(method))
+    free: Collection[str] = tuple(params) if built_in is None else built_in.free
     return method, {name: value for name, value in params.items() if name not in free}
 
 

@@ -8,9 +8,11 @@ CALLQUEUE["HANDLERS"].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import import_module
 from typing import Any, TypeVar
 
 from django.utils.module_loading import import_string
@@ -21,11 +23,8 @@ SAFE = frozenset({"get", "options", "head"})  # RFC 9110 section 9.2.1
 # as HTTP defines it, RFC 9110 section 9.2.2; the methods of handlers are not
 IDEMPOTENT = SAFE | {"put", "delete"}
 HTTP_METHODS = IDEMPOTENT | {"post", "patch"}
-BUILT_IN = {
-    "send_email": "callqueue.handlers.email.send_email",
-    "celery_task": "callqueue.handlers.celery_task.run_task",
-    "django_task": "callqueue.backends.run_django_task",
-}
+# each is a module here, with its BuiltIn as BUILT_IN
+BUILT_IN = frozenset(module.name for module in pkgutil.iter_modules(__path__))
 
 Handler = Callable[[Mapping[str, Any], "Context"], Any]
 F = TypeVar("F", bound=Handler)
@@ -49,6 +48,17 @@ class Context:
     is_last: bool = False
 
 
+@dataclass(frozen=True)
+class BuiltIn:
+    """A handler that comes with callqueue. `free` are the params that a person may change in the
+    admin; `check` says with InvalidCall what is wrong with all of them.
+    """
+
+    make: Handler
+    free: Collection[str]
+    check: Callable[[dict[str, Any]], None] = lambda params: None
+
+
 def handler(name: str) -> Callable[[F], F]:
     """Register the function below as the handler of calls whose method is `name`."""
 
@@ -61,7 +71,7 @@ def handler(name: str) -> Callable[[F], F]:
 
 def methods() -> frozenset[str]:
     """Every method that a call may have now."""
-    return HTTP_METHODS | BUILT_IN.keys() | conf.current().handlers.keys() | _registered.keys()
+    return HTTP_METHODS | BUILT_IN | conf.current().handlers.keys() | _registered.keys()
 
 
 def find(method: str) -> Handler:
@@ -69,10 +79,17 @@ def find(method: str) -> Handler:
     path = conf.current().handlers.get(method)
     if path is None and method in _registered:
         return _registered[method]
-    path = path or BUILT_IN.get(method)
-    if path is None:
-        raise LookupError(
-            f"there is no handler for the method {method!r}; see CALLQUEUE['HANDLERS']"
-        )
-    found: Handler = import_string(path)
+    if path is not None:
+        found: Handler = import_string(path)
+        return found
+    if (own := built_in(method)) is not None:
+        return own.make
+    raise LookupError(f"there is no handler for the method {method!r}; see CALLQUEUE['HANDLERS']")
+
+
+def built_in(method: str) -> BuiltIn | None:
+    """The handler of this method that comes with callqueue."""
+    if method not in BUILT_IN:
+        return None
+    found: BuiltIn = import_module(f"{__name__}.{method}").BUILT_IN
     return found

@@ -15,6 +15,7 @@ and lets pass what is no Exception: so `task.run` is wrapped, once, as Celery do
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,27 +23,27 @@ from typing import TYPE_CHECKING, Any
 
 from celery import current_app
 from celery import states as celery_states
+from celery.app import trace
+from celery.app.task import Context as TaskRequest
 from celery.app.trace import ExceptionInfo, TraceInfo, build_tracer
 from celery.exceptions import MaxRetriesExceededError, Retry, WorkerShutdown, WorkerTerminate
+from celery.utils.nodenames import gethostname
 from kombu.exceptions import EncodeError
+from kombu.utils.json import dumps, loads
 
 from callqueue import broker, texts
-from callqueue.exceptions import CallQueueError
+from callqueue.exceptions import CallQueueError, InvalidCall
+from callqueue.handlers import BuiltIn
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
+from callqueue.security.secrets import Secret, has_secret
 from callqueue.security.withholding import cleaned
+from callqueue.values import TASK_NAME, is_secret, listed, named, refuse_unknown
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
-import json
 
-from celery.app import trace
-from celery.app.task import Context as TaskRequest
-from celery.utils.nodenames import gethostname
-from kombu.utils.json import dumps, loads
-
-from callqueue.exceptions import InvalidCall
-from callqueue.security.secrets import Secret, has_secret
-
+OF_MESSAGE = ("embed", "headers", "properties")  # a QueuedTask's
+PARAMS = ("name", "args", "kwargs", *OF_MESSAGE)
 HEAD, TAIL = 500, 1400  # characters of an error's own words, and of its traceback's end
 _LEAVING = (KeyboardInterrupt, WorkerShutdown, WorkerTerminate)
 
@@ -318,3 +319,23 @@ def _hostname() -> str:
     """The worker's name, as Celery's own tracer knows it; the host's where there is no worker."""
     known = getattr(trace, "_localized", None)
     return str(known[2]) if known and len(known) > 2 else gethostname()
+
+
+def _check(params: dict[str, Any]) -> None:
+    """InvalidCall where Celery could not send a task of this."""
+    refuse_unknown(params, PARAMS)
+    name = params.get("name")
+    if not is_secret(name) and not (isinstance(name, str) and TASK_NAME.fullmatch(name)):
+        raise InvalidCall(
+            "params.name", "must be the name of a Celery task, such as 'shop.tasks.ship'"
+        )
+    if params.get("args") is not None:
+        listed("params.args", params["args"])
+    for mapping in ("kwargs", *OF_MESSAGE):
+        if params.get(mapping) is not None:
+            named(f"params.{mapping}", params[mapping])
+    if params.get("headers") and not isinstance(params["headers"].get("id"), str):
+        raise InvalidCall("params.headers.id", "must be the id of a task, a string")
+
+
+BUILT_IN = BuiltIn(run_task, free=("args", "kwargs"), check=_check)

@@ -6,26 +6,29 @@ Where a string is wanted, a Secret may stand, whose value the worker checks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from callqueue import states
+from callqueue import handlers, states
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS
 from callqueue.security.addresses import Unreadable, place_of, place_refusal
-from callqueue.sending.validation import (
-    TASK_NAME,
+from callqueue.sending.validation import plain_copy
+from callqueue.texts import suggest
+from callqueue.values import (
+    Ban,
+    Check,
+    check_each,
+    flaw,
     is_secret,
     kind_of,
-    listed,
     named,
     path_of,
-    plain_copy,
     refuse_unknown,
     shown,
+    text,
 )
-from callqueue.texts import suggest
 
 _AT_URL = "params.url"
 _UNSAFE_IN_URL = re.compile(
@@ -61,27 +64,6 @@ def check_url(url: object, reach: Reach) -> tuple[str, int]:
     return place.host.removesuffix("."), place.port
 
 
-OF_MESSAGE = ("embed", "headers", "properties")  # a QueuedTask's: handlers/celery_task.py
-TASK_PARAMS = ("name", "args", "kwargs", *OF_MESSAGE)
-
-
-def check_task_params(params: dict[str, Any]) -> None:
-    """InvalidCall where Celery could not send a task of this."""
-    refuse_unknown(params, TASK_PARAMS)
-    name = params.get("name")
-    if not is_secret(name) and not (isinstance(name, str) and TASK_NAME.fullmatch(name)):
-        raise InvalidCall(
-            "params.name", "must be the name of a Celery task, such as 'shop.tasks.ship'"
-        )
-    if params.get("args") is not None:
-        listed("params.args", params["args"])
-    for mapping in ("kwargs", *OF_MESSAGE):
-        if params.get(mapping) is not None:
-            named(f"params.{mapping}", params[mapping])
-    if params.get("headers") and not isinstance(params["headers"].get("id"), str):
-        raise InvalidCall("params.headers.id", "must be the id of a task, a string")
-
-
 # What requests would take, and where it is stated here.
 ELSEWHERE = {
     "timeout": (
@@ -108,8 +90,6 @@ FRAMING = frozenset({
 })  # fmt: skip
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
-Check = Callable[[str, Any], None]  # of a field and its value
-Ban = tuple[re.Pattern[str], str]  # what a text must not contain, and why
 _CONTROL: Ban = (
     re.compile(r"[\x00-\x08\x0a-\x1f\x7f]"),
     "contains a line break or a control character",
@@ -127,10 +107,6 @@ _PASSWORD = (_CONTROL, _LATIN_1)
 _USER = (
     *_PASSWORD,
     (re.compile(":"), "contains ':', which basic authentication keeps for its own use"),
-)
-_ONE_LINE: Ban = (
-    re.compile(r"[\r\n\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"),
-    "contains a line break, which would begin another mail header",
 )
 
 
@@ -177,16 +153,11 @@ def check_params(method: str, params: object, reach: Reach) -> str:
             raise InvalidCall("params.url", "is missing: the http or https URL to call")
         if not is_secret(params["url"]):
             host, _ = check_url(params["url"], reach)
-        _check_each(params, HTTP_PARAMS)
+        check_each(params, HTTP_PARAMS)
         if params.get("data") and params.get("json") is not None:
             raise InvalidCall("params.data", "and params.json are both given; a call has one body")
-    elif method == "send_email":
-        refuse_unknown(params, EMAIL_PARAMS)
-        if not params.get("to"):
-            raise InvalidCall("params.to", "is missing: an address, or a list of them")
-        _check_each(params, EMAIL_PARAMS)
-    elif method == "celery_task":
-        check_task_params(params)
+    elif built_in := handlers.built_in(method):
+        built_in.check(params)
     return host
 
 
@@ -206,30 +177,6 @@ def _checked_method(method: object, methods: Callable[[], Collection[str]]) -> s
     return method if method in known else lowered
 
 
-def _check_each(params: dict[str, Any], checks: Mapping[str, Check]) -> None:
-    for name, value in params.items():
-        if value is not None:
-            checks[name](f"params.{name}", value)
-
-
-def _flaw(value: Any, bans: tuple[Ban, ...]) -> str:
-    """Why a value cannot be a string without these; "" where it is one, or will be."""
-    if isinstance(value, str):
-        for pattern, why in bans:
-            if pattern.search(value):
-                return why
-        return ""
-    return "" if is_secret(value) else f"must be a string, not {kind_of(value)}"
-
-
-def _text(*bans: Ban) -> Check:
-    def check(field: str, value: Any) -> None:
-        if why := _flaw(value, bans):
-            raise InvalidCall(field, why)
-
-    return check
-
-
 def _anything(field: str, value: Any) -> None:
     """It is checked elsewhere, or nothing is wrong with it."""
 
@@ -245,7 +192,7 @@ def _check_headers(field: str, headers: Any) -> None:
         elif lowered in seen:
             why = "is given twice, in different spellings"
         else:
-            why = "" if value is None else _flaw(value, _HEADER)
+            why = "" if value is None else flaw(value, _HEADER)
         if why:
             raise InvalidCall(path_of(field, name), why)
         seen.add(lowered)
@@ -255,7 +202,7 @@ def _check_cookies(field: str, cookies: Any) -> None:
     for name, value in named(field, cookies).items():
         if not _TOKEN.fullmatch(name):
             raise InvalidCall(field, f"{shown(name)} is not a cookie's name")
-        if why := _flaw(value, _COOKIE):
+        if why := flaw(value, _COOKIE):
             raise InvalidCall(path_of(field, name), why)
 
 
@@ -264,8 +211,8 @@ def _check_auth(field: str, auth: Any) -> None:
         raise InvalidCall(
             field, "must be [user, password]; for another scheme give an Authorization header"
         )
-    _text(*_USER)(f"{field}[0]", auth[0])
-    _text(*_PASSWORD)(f"{field}[1]", auth[1])
+    text(*_USER)(f"{field}[0]", auth[0])
+    text(*_PASSWORD)(f"{field}[1]", auth[1])
 
 
 def _check_fields(field: str, value: Any) -> None:
@@ -294,21 +241,6 @@ def _check_field_value(field: str, name: str | int, value: Any) -> None:
             )
 
 
-def _check_addresses(field: str, value: Any) -> None:
-    if isinstance(value, str) or is_secret(value):
-        _check_address(field, value)
-    else:
-        for index, address in enumerate(listed(field, value)):
-            _check_address(f"{field}[{index}]", address)
-
-
-def _check_address(field: str, address: Any) -> None:
-    is_text = isinstance(address, str) and address.strip()
-    why = _flaw(address, (_ONE_LINE,)) if is_text or is_secret(address) else "must be an address"
-    if why:
-        raise InvalidCall(field, why)
-
-
 HTTP_PARAMS: dict[str, Check] = {
     "url": _anything,
     "params": _check_fields,
@@ -317,14 +249,4 @@ HTTP_PARAMS: dict[str, Check] = {
     "headers": _check_headers,
     "cookies": _check_cookies,
     "auth": _check_auth,
-}
-EMAIL_PARAMS: dict[str, Check] = {
-    "to": _check_addresses,
-    "cc": _check_addresses,
-    "bcc": _check_addresses,
-    "reply_to": _check_addresses,
-    "subject": _text(_ONE_LINE),
-    "from_email": _text(_ONE_LINE),
-    "message": _text(),
-    "html_message": _text(),
 }

@@ -1,6 +1,5 @@
-"""Values: how a refusal names where one is and what it is, the checks of single values that every
-method shares, the copy of a call's data in JSON's own types and Secrets, and the checks of send's
-arguments beside call_data. No refusal repeats the value, which may be secret.
+"""The copy of a call's data in JSON's own types and Secrets, and the checks of send's arguments
+beside call_data.
 """
 
 from __future__ import annotations
@@ -15,101 +14,8 @@ from typing import Any
 from celery import Task
 
 from callqueue.exceptions import InvalidCall
-from callqueue.security.secrets import MARK, Secret, marked
-from callqueue.texts import suggest
-
-TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
-
-_PLAIN_NAME = re.compile(r"[A-Za-z_$][\w$-]{0,39}", re.ASCII)
-_KINDS = {
-    "Secret": "a secret",
-    "dict": "a dict",
-    "list": "a list",
-    "int": "a number",
-    "float": "a number",
-    "bool": "a boolean",
-}
-
-
-def trail_of(path: Any) -> str:
-    """The text of a path that was kept as (parent, key), shortened to 200 characters."""
-    keys = []
-    while path is not None:
-        path, key = path
-        keys.append(key)
-    trail = ""
-    for key in reversed(keys):
-        trail = path_of(trail, key)
-    trail = trail or "call_data"
-    return trail if len(trail) <= 200 else f"{trail[:100]}...{trail[-80:]}"
-
-
-def path_of(parent: str, key: object) -> str:
-    """The text of a path to a key or an index within its parent: "params.json[0]"."""
-    if isinstance(key, int):
-        return f"{parent}[{key}]"
-    if not isinstance(key, str) or not _PLAIN_NAME.fullmatch(key):
-        return f"{parent}[{shown(key)}]"
-    return f"{parent}.{key}" if parent else key
-
-
-def shown(name: object) -> str:
-    """A name, quoted and shortened, safe to show."""
-    text = ascii(str(name))
-    return text if len(text) <= 42 else f"{text[:38]}...'"
-
-
-def kind_of(value: object) -> str:
-    """What the value is: "a number", "a dict"."""
-    if value is None:
-        return "None"
-    if isinstance(value, str):
-        return "a string" if value else "an empty string"
-    if isinstance(value, dict) and len(value) == 1 and MARK in value:
-        return "a dict (if it was to name a secret: that is callqueue.Secret(NAME) now)"
-    name = type(value).__name__
-    return _KINDS.get(name, name)
-
-
-def is_secret(value: Any) -> bool:
-    """Whether a secret stands in the value's place: what it stands for is checked in the worker."""
-    return isinstance(value, Secret)
-
-
-def listed(field: str, value: Any) -> list[Any]:
-    """The value, a list."""
-    if not isinstance(value, list):
-        raise InvalidCall(field, f"must be a list, not {kind_of(value)}")
-    return value
-
-
-def named(field: str, value: Any) -> dict[str, Any]:
-    """The value, a dict."""
-    if not isinstance(value, dict):
-        raise InvalidCall(field, f"must be a dict of names, not {kind_of(value)}")
-    return value
-
-
-def refuse_unknown(
-    params: Mapping[str, Any], known: Collection[str], elsewhere: Mapping[str, str] | None = None
-) -> None:
-    """InvalidCall for the first param that the method does not know, with what to do instead."""
-    for name in params:
-        if name not in known:
-            why = (elsewhere or {}).get(name) or f"is unknown{suggest(name, known)}"
-            raise InvalidCall(path_of("params", name), why)
-
-
-def text_flaw(text: str) -> str:
-    """Why a database could not store the text; "" where it could."""
-    if "\0" in text:
-        return "contains a NUL character, which databases cannot store"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "contains half of a surrogate pair, which is not text"
-    return ""
-
+from callqueue.security.secrets import Secret, marked
+from callqueue.values import TASK_NAME, kind_of, path_of, shown, text_flaw, trail_of
 
 MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being the first
 MAX_DIGITS = 4300  # Python's own bound on reading an integer back

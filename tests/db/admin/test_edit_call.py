@@ -14,8 +14,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 from callqueue import Rule
-from callqueue.admin import edit_call
-from callqueue.handlers import BUILT_IN
 from callqueue.models import CallQueue
 from callqueue.security.secrets import Secret
 from tests.db.admin.staff import edit, page_of, text_of
@@ -317,8 +315,3 @@ def test_the_log_of_an_edit_is_short_and_holds_no_value(rules: Rules, root: Clie
         + ", ".join(f"params.name{i}" for i in range(18))
         + ", …."
     )
-
-
-def test_every_method_that_comes_with_the_app_says_what_an_edit_may_change() -> None:
-    """Without a row, all of its params may."""
-    assert set(BUILT_IN) == set(edit_call.FREE)

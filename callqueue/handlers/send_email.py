@@ -4,14 +4,24 @@ lasts where it can be told.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.core.mail import EmailMultiAlternatives, get_connection
 
+from callqueue.exceptions import InvalidCall
+from callqueue.handlers import BuiltIn
+from callqueue.values import Ban, Check, check_each, flaw, is_secret, listed, refuse_unknown, text
+
 if TYPE_CHECKING:
     from callqueue.handlers import Context
+
+_ONE_LINE: Ban = (
+    re.compile(r"[\r\n\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"),
+    "contains a line break, which would begin another mail header",
+)
 
 
 def send_email(params: Mapping[str, Any], context: Context) -> Any:
@@ -51,3 +61,38 @@ def _domain() -> str:
     from django.core.mail.utils import DNS_NAME
 
     return str(DNS_NAME)
+
+
+def _check(params: dict[str, Any]) -> None:
+    refuse_unknown(params, PARAMS)
+    if not params.get("to"):
+        raise InvalidCall("params.to", "is missing: an address, or a list of them")
+    check_each(params, PARAMS)
+
+
+def _check_addresses(field: str, value: Any) -> None:
+    if isinstance(value, str) or is_secret(value):
+        _check_address(field, value)
+    else:
+        for index, address in enumerate(listed(field, value)):
+            _check_address(f"{field}[{index}]", address)
+
+
+def _check_address(field: str, address: Any) -> None:
+    is_text = isinstance(address, str) and address.strip()
+    why = flaw(address, (_ONE_LINE,)) if is_text or is_secret(address) else "must be an address"
+    if why:
+        raise InvalidCall(field, why)
+
+
+PARAMS: dict[str, Check] = {
+    "to": _check_addresses,
+    "cc": _check_addresses,
+    "bcc": _check_addresses,
+    "reply_to": _check_addresses,
+    "subject": text(_ONE_LINE),
+    "from_email": text(_ONE_LINE),
+    "message": text(),
+    "html_message": text(),
+}
+BUILT_IN = BuiltIn(send_email, free=("subject", "message", "html_message"), check=_check)

@@ -1,0 +1,30 @@
+"""django_task: runs a task of Django's Tasks API, which begins with Django 6: see
+callqueue/backends.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from callqueue.handlers import BuiltIn
+from callqueue.outcome import GiveUp, Outcome
+
+if TYPE_CHECKING:
+    from callqueue.handlers import Context
+
+
+def run_django_task(params: Mapping[str, Any], context: Context) -> Outcome:
+    """Run the task here and now."""
+    from django.tasks import task_backends
+
+    try:
+        backend: Any = task_backends[params["backend"]]
+        result = backend.get_result(str(context.call_id))
+    except Exception as error:
+        return GiveUp(f"its task is not there any more: {error.__cause__ or error}")
+    outcome: Outcome = backend.run(result, context)
+    return outcome
+
+
+BUILT_IN = BuiltIn(run_django_task, free=("args", "kwargs"))
