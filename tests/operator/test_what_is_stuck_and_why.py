@@ -148,7 +148,7 @@ def test_the_queue_that_nobody_takes_calls_from_is_named(rules: Rules, ask: Ask)
         assert "the default queue" in ask.rule("default")
         call.refresh_from_db()
         for said in (call.forecast().reason, ask.call(call)):
-            assert "egress-9" in said
+            assert "dispatched to egress-9" in said
             assert "no worker has begun it" in said
 
 

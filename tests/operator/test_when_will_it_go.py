@@ -233,16 +233,6 @@ def test_a_backlog_that_grows_is_said_to_grow(rules: Rules, remote: Vendor, ask:
             assert "grows" in text
 
 
-def test_what_is_out_says_where_it_is(rules: Rules, ask: Ask) -> None:
-    rules(r=Rule(queues="egress"))
-    (call,) = send("r")
-    release()
-    call.refresh_from_db()
-    for text in (call.forecast().reason, ask.call(call)):
-        assert "dispatched to egress" in text
-        assert "no worker has begun it" in text
-
-
 def test_the_simulation_and_the_look_are_one_answer(rules: Rules, ask: Ask) -> None:
     rules(r=Rule(limits=[SlidingWindow("30/m"), TokenBucket("2/s", burst=9)]))
     simulated = commands.run("simulate", "--rule", "r", "--calls", "600", "--json").document
