@@ -50,8 +50,3 @@ def hold(path: str, pid: int) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{pid}\n")
     ctypes.PyDLL(None).sleep(40)
-
-
-@app.task(name="tests.fail")
-def fail(message: str = "as asked") -> None:
-    raise RuntimeError(message)

@@ -15,6 +15,7 @@ import pytest
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.celery_app import app
 from tests.support.brokers import Broker
+from tests.support.length import ONLY_AT_LENGTH
 from tests.support.processes import Processes
 from tests.support.recorder import Recorder, used_share
 from tests.support.verdicts import (
@@ -78,7 +79,13 @@ def pid_that_releases(send: Callable[..., list[CallQueue]]) -> int:
     return made_by(send(1)[0])
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "prefork",
+        *(pytest.param(one, marks=ONLY_AT_LENGTH) for one in ("threads", "solo", "gevent")),
+    ],
+)
 def test_all_calls_are_made_and_no_limit_is_exceeded(
     processes: Processes, vendor: Recorder, send: Callable[..., list[CallQueue]], pool: str
 ) -> None:
@@ -97,7 +104,9 @@ def test_all_calls_are_made_and_no_limit_is_exceeded(
     assert not releasing()
 
 
-@pytest.mark.parametrize("broker", ["redis", "filesystem"], indirect=True)
+@pytest.mark.parametrize(
+    "broker", ["redis", pytest.param("filesystem", marks=ONLY_AT_LENGTH)], indirect=True
+)
 def test_what_another_worker_consumes_is_published_to_it(
     broker: Broker, processes: Processes, send: Callable[..., list[CallQueue]]
 ) -> None:

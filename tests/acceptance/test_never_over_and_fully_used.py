@@ -82,7 +82,7 @@ def scene(processes: Processes, vendor: Recorder, configure: Callable[[str], Non
     [
         pytest.param("20/s", 20, 1.0, 0.05, 0.0, 2, 2, 160, marks=ONLY_AT_LENGTH),
         ("20/s", 20, 1.0, 0.05, 0.2, 2, 4, 160),
-        ("100/s", 100, 1.0, 0.05, 0.05, 2, 4, 800),
+        pytest.param("100/s", 100, 1.0, 0.05, 0.05, 2, 4, 800, marks=ONLY_AT_LENGTH),
         pytest.param("20/s", 20, 1.0, 0.01, 0.0, 1, 1, 160, marks=ONLY_AT_LENGTH),
         pytest.param("60/10s", 60, 10.0, 0.05, 0.05, 1, 2, 180, marks=ONLY_AT_LENGTH),
     ],
@@ -109,11 +109,17 @@ def test_a_backlog_drains_at_the_limit_and_never_above(
         assert used_share(instants, n, window) >= 0.8
 
 
-@pytest.mark.parametrize("has_others", [False, True], ids=["alone", "beside workers"])
+@pytest.mark.parametrize(
+    "has_others",
+    [
+        pytest.param(False, id="alone", marks=ONLY_AT_LENGTH),
+        pytest.param(True, id="beside workers"),
+    ],
+)
 def test_processes_that_make_their_own_calls_share_a_limit(scene: Scene, has_others: bool) -> None:
     """Two of them, alone or beside a dispenser and its workers: one limit, and all of it."""
     scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("100/s")])')
-    scene.send(800, "/delay?s=0.05")
+    scene.send(500, "/delay?s=0.05")
     if has_others:
         scene.workers(1, 2)
         scene.processes.dispenser()

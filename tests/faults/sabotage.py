@@ -2,7 +2,7 @@
 from outside can time.
 
 In: CALLQUEUE_TEST_SABOTAGE, a folder. A file `<point>` there names what is to happen ("child",
-"group", "stop", "exit") and how many times, one word a line; each line is used up once, whatever
+"group", "stop") and how many times, one word a line; each line is used up once, whatever
 process comes by. Workers and dispensers of a test load it as a Django app (see tests.faults.stage).
 Nothing of it is in the package.
 """
@@ -76,7 +76,6 @@ DEEDS: dict[str, Callable[[], None]] = {
     "child": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "group": _kill_group,
     "stop": _stop_group,
-    "exit": lambda: os._exit(1),
 }
 
 

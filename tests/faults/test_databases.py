@@ -203,6 +203,7 @@ def test_behind_pgbouncer_in_transaction_mode(
             assert cursor.fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_a_restored_backup_is_noticed_and_held(
     stage: Stage, server: private.Postgres, database: str
 ) -> None:

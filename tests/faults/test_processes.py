@@ -42,6 +42,7 @@ def _status(call: CallQueue) -> int:
 # --- Killed
 
 
+@pytest.mark.slow
 def test_a_pool_child_is_killed_at_every_point_of_a_call(stage: Stage, length: Length) -> None:
     times = length(1, 10)
     for point in OF_A_CALL:
@@ -80,6 +81,7 @@ def test_one_is_killed_at_every_point_of_its_work(stage: Stage, length: Length, 
         stage.judge(recovery=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("releases", ["a dispenser, and one that makes its calls", "workers"])
 def test_random_kills_under_load(stage: Stage, length: Length, releases: str) -> None:
     """Children, whole workers, dispensers and those that make calls themselves, at random; the seed
@@ -233,19 +235,6 @@ def test_a_worker_is_told_to_go_at_once_in_the_middle_of_a_message(stage: Stage,
     stage.wait_for_all(60)
     stage.judge()
     _unknown_were_sent(stage)
-
-
-def test_a_soft_time_limit_in_the_middle_of_a_message(stage: Stage) -> None:
-    """It strikes nobody: the tasks have ended, and their calls go on."""
-    stage.rule(FULL * 2, total=6.0)
-    stage.add_settings("CELERY_TASK_SOFT_TIME_LIMIT = 1")
-    stage.send(FULL // 2, path="/delay?s=2.5", method="post")
-    stage.send(FULL // 2, path="/ok", method="post")
-    worker = stage.worker(concurrency=4)
-    stage.dispenser()
-    stage.wait_for_all(60)
-    assert "SoftTimeLimitExceeded" not in worker.log
-    assert stage.judge(unknown_allowed=False) == {"DONE": FULL}
 
 
 # --- Frozen
