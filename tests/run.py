@@ -14,13 +14,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -31,7 +33,7 @@ from tests.support import length, servers
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
 PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
-COMMANDS = ["tests/benchmarks", "tests/suites"]
+COMMANDS = ["tests/benchmarks", "tests/packaging", "tests/suites"]
 # these may run behind any others: they judge nothing by the time it takes
 COMPUTING = [
     ["tests/simulation"],
@@ -97,7 +99,7 @@ def main(arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument != "--faults"]
     if faults:
         os.environ[length.WHOLE] = "1"
-    with servers.postgresql():
+    with servers.postgresql(), shared_bytecode():
         sessions = plan(answering, arguments, faults)
         run(sessions, arguments)
         passed_alone = try_alone(sessions, arguments)
@@ -141,6 +143,18 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def shared_bytecode() -> Iterator[None]:
+    """What one of the many processes has compiled, the others need not; nothing of it stays."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    try:
+        yield
+    finally:
+        for folder in ("callqueue", "example_project", "tests"):
+            for kept in [*(ROOT / folder).rglob("__pycache__")]:
+                shutil.rmtree(kept, ignore_errors=True)
+
+
 def plan(answering: list[str], arguments: list[str], faults: bool) -> list[Session]:
     """What runs, in the order in which it is begun."""
     marks = "fault" if faults else ""
@@ -167,7 +181,9 @@ def is_of_chosen(arguments: list[str]) -> bool:
 
 
 def all_others() -> list[str]:
-    """All other folders of tests. Benchmarks and other people's suites have commands of their own."""
+    """All other folders of tests. Benchmarks, the wheel and other people's suites have
+    commands of their own.
+    """
     folders = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
     patient = {"tests/db", "tests/concurrency", *(one for some in COMPUTING for one in some)}
     return sorted(folders - {*patient, *PROCESSES, *COMMANDS})
@@ -236,7 +252,7 @@ def start(
         *folders,
     ]
     report = str(session.file(folder, "json"))
-    environment = {**os.environ, "CALLQUEUE_TEST_REPORT": report, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "CALLQUEUE_TEST_REPORT": report}
     with output or nullcontext():
         return subprocess.Popen(
             command,
