@@ -100,11 +100,23 @@ def call_page(site: str, call: CallQueue) -> str:
     return f"{site}/admin/callqueue/callqueue/{call.pk}/change/"
 
 
-def test_an_operator_logs_in_finds_a_failed_call_and_requeues_it(
+def test_an_operator_s_afternoon(
     browser: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
 ) -> None:
+    """One thing after the other on the same busy afternoon, from the log-in on."""
     User.objects.create_superuser("operator", password="as safe as a test's")
     scene.play()
+    find_a_failed_call_and_requeue_it(browser, site, scene, wait, shoot)
+    requeue_all_unknown_calls(browser, site, wait, shoot)
+    requeue_all_that_match(browser, site, wait)
+    edit_a_call_so_that_it_goes_again(browser, site, scene, wait, shoot)
+    follow_a_call_to_its_end_and_no_further(browser, site, wait)
+    find_that_in_german_every_page_fits(browser, site, scene)
+
+
+def find_a_failed_call_and_requeue_it(
+    browser: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
+) -> None:
     call = scene.failed_payment()
     browser.get(f"{site}/admin/callqueue/callqueue/")
     find(browser, "#id_username").send_keys("operator")
@@ -142,19 +154,14 @@ def test_an_operator_logs_in_finds_a_failed_call_and_requeues_it(
     assert LogEntry.objects.count() == 2
 
 
-def test_the_page_of_a_call_follows_it_to_its_end(
-    logged_in: Any, site: str, scene: Any, wait: Wait
-) -> None:
-    """And no further."""
+def follow_a_call_to_its_end_and_no_further(browser: Any, site: str, wait: Wait) -> None:
     from selenium.common.exceptions import TimeoutException
     from selenium.webdriver.support.ui import WebDriverWait
 
     from callqueue.models import CallQueue
 
-    scene.play()
     call = CallQueue.objects.filter(status=CallQueue.Status.NEW, ready=True).first()
     assert call
-    browser = logged_in
     browser.get(call_page(site, call))
     browser.execute_script("window.mark = 'not reloaded'")
     CallQueue.objects.filter(pk=call.pk).update(
@@ -168,15 +175,13 @@ def test_the_page_of_a_call_follows_it_to_its_end(
         WebDriverWait(browser, 4).until(lambda _: text(browser, ".cq-head .cq-status") != "unknown")
 
 
-def test_all_unknown_calls_are_requeued_after_one_question(
-    logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
+def requeue_all_unknown_calls(
+    browser: Any, site: str, wait: Wait, shoot: Callable[..., None]
 ) -> None:
     from callqueue.models import CallQueue
 
-    scene.play()
     count = CallQueue.objects.unknown().count()
     assert count > 0
-    browser = logged_in
     browser.get(f"{site}/admin/callqueue/callqueue/?status__exact=7")
     find(browser, "#action-toggle").click()
     find(browser, ".actions select option[value=requeue_calls]").click()
@@ -189,15 +194,11 @@ def test_all_unknown_calls_are_requeued_after_one_question(
     assert CallQueue.objects.unknown().count() == 0
 
 
-def test_all_that_match_are_chosen_and_requeued(
-    logged_in: Any, site: str, scene: Any, wait: Wait
-) -> None:
+def requeue_all_that_match(browser: Any, site: str, wait: Wait) -> None:
     from callqueue.models import CallQueue
 
-    scene.play()
     count = CallQueue.objects.failed().count()
     assert count > 60
-    browser = logged_in
     browser.get(f"{site}/admin/callqueue/callqueue/?status__exact=4")
     find(browser, "#action-toggle").click()
     press(browser, f"Select all that match ({count})")
@@ -209,10 +210,10 @@ def test_all_that_match_are_chosen_and_requeued(
     assert CallQueue.objects.failed().count() == 0
 
 
-def test_an_edited_call_goes_again(
-    logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
+def edit_a_call_so_that_it_goes_again(
+    browser: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
 ) -> None:
-    browser, call = logged_in, scene.failed_payment()
+    call = scene.failed_payment()
     browser.get(call_page(site, call))
     press(browser, "Edit and requeue")
     area = wait(lambda: find(browser, "#id_call_data"))
@@ -228,10 +229,9 @@ def test_an_edited_call_goes_again(
     ) == ("chf", "tok_visa")
 
 
-def test_in_german_every_page_fits(logged_in: Any, site: str, scene: Any) -> None:
-    scene.play()
+def find_that_in_german_every_page_fits(browser: Any, site: str, scene: Any) -> None:
     call = scene.failed_payment()
-    logged_in.add_cookie({"name": "django_language", "value": "de", "path": "/"})
+    browser.add_cookie({"name": "django_language", "value": "de", "path": "/"})
     pages = {
         f"{site}/admin/callqueue/callqueue/dashboard/": "Fertig um",
         f"{site}/admin/callqueue/callqueue/dashboard/rule/?name=stripe-pay": "Was gescheitert ist",
@@ -239,10 +239,10 @@ def test_in_german_every_page_fits(logged_in: Any, site: str, scene: Any) -> Non
         call_page(site, call): "Fehlgeschlagene Versuche",
     }
     for url, words in pages.items():
-        logged_in.get(url)
-        assert logged_in.execute_script("return document.documentElement.lang") == "de"
-        assert words.lower() in text(logged_in, "#container").lower()
-        wide, room = logged_in.execute_script(
+        browser.get(url)
+        assert browser.execute_script("return document.documentElement.lang") == "de"
+        assert words.lower() in text(browser, "#container").lower()
+        wide, room = browser.execute_script(
             "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
         )
         assert wide <= room, f"{url} is {wide} pixels wide, and there are {room}"

@@ -50,13 +50,15 @@ def waiting(browser: Any, rule: str) -> str:
     return row(browser, rule)[1].partition(" ")[0]
 
 
-def test_the_focus_stays_and_the_page_goes_on(
+def test_the_page_goes_on_and_keeps_the_focus_and_what_is_selected_until_the_session_ends(
     logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
 ) -> None:
     from callqueue.models import CallQueue
 
     scene.play()
     browser = logged_in
+    browser.get(page_of(site, "stripe-pay"))
+    shoot("rule", width=1500)
     browser.get(board(site))
     assert len(every(browser, ".cq-rules tbody tr")) == 5, "the default rule is always there"
     shoot("dashboard", width=1500)
@@ -67,16 +69,6 @@ def test_the_focus_stays_and_the_page_goes_on(
     CallQueue.objects.send_many([CALL] * 5, rule="stripe-pay")
     wait(lambda: waiting(browser, "stripe-pay") == str(before + 5))
     assert browser.execute_script("return document.activeElement.innerText") == focused
-    assert browser.execute_script("return window.mark") == "not reloaded"
-    browser.get(page_of(site, "stripe-pay"))
-    shoot("rule", width=1500)
-
-
-def test_what_is_selected_is_not_taken_away(
-    logged_in: Any, site: str, scene: Any, wait: Wait
-) -> None:
-    browser = logged_in
-    browser.get(board(site))
     browser.execute_script(
         "getSelection().selectAllChildren(document.querySelector('.cq-rules tbody tr'))"
     )
@@ -84,17 +76,12 @@ def test_what_is_selected_is_not_taken_away(
     shown = text(browser, "[data-live=health] time")
     wait(lambda: text(browser, "[data-live=health] time") != shown)
     assert browser.execute_script("return getSelection().toString()") == selected != ""
-
-
-def test_a_session_that_ended_says_so_and_leads_back(
-    logged_in: Any, site: str, scene: Any, wait: Wait
-) -> None:
-    logged_in.get(board(site))
-    logged_in.delete_all_cookies()
-    wait(lambda: find(logged_in, ".cq-stale").is_displayed())
-    assert "your session has ended" in text(logged_in, ".cq-stale")
-    press(logged_in, "Load the page again")
-    wait(lambda: every(logged_in, "#id_password"))
+    assert browser.execute_script("return window.mark") == "not reloaded"
+    browser.delete_all_cookies()
+    wait(lambda: find(browser, ".cq-stale").is_displayed())
+    assert "your session has ended" in text(browser, ".cq-stale")
+    press(browser, "Load the page again")
+    wait(lambda: every(browser, "#id_password"))
 
 
 def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
