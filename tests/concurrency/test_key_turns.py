@@ -17,7 +17,6 @@ from callqueue import Rule, SlidingWindow, database, transitions
 from callqueue.dispatch.release_pass import release
 from callqueue.ledger import ready_calls
 from callqueue.models import CallAttempt, CallQueue, KeyNews, KeyTurn
-from tests.concurrency.test_pauses import between_statements
 from tests.support.behaviour import send
 from tests.support.locking import PATIENCE, together, waiting_for_nobody
 
@@ -120,6 +119,29 @@ def test_a_key_that_is_sent_at_any_statement_of_a_pass_has_its_turn(
             assert place > 8
             return
     pytest.fail("the pass has no end")
+
+
+@contextmanager
+def between_statements(work: Callable[[], None]) -> Iterator[None]:
+    """Do this before each statement of this thread and after each commit, wherever others can."""
+    commit = connection.commit
+    has_row_locks = connection.features.has_select_for_update
+
+    def before(execute: Callable[..., Any], *args: Any) -> Any:
+        if has_row_locks or not connection.in_atomic_block:
+            work()
+        return execute(*args)
+
+    def and_work() -> None:
+        commit()
+        work()
+
+    connection.commit = and_work
+    try:
+        with connection.execute_wrapper(before):
+            yield
+    finally:
+        del connection.commit
 
 
 def by_send(key: str) -> None:

@@ -28,9 +28,7 @@ from callqueue import (
     control,
     database,
 )
-from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import CallQueueError
-from callqueue.execution import executor
 from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
@@ -38,7 +36,6 @@ from callqueue.permits import apart, waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
-from tests.support.behaviour import Vendor, send
 from tests.support.recorder import highest_in_window
 from tests.support.waiters import pass_now
 from tests.support.waiters import waiting as waiting_rows
@@ -241,42 +238,6 @@ def test_a_new_process_lets_the_clock_settle_where_a_dispenser_may_have_seen_it_
     later = clocks.monotonic() + ledger_time.SETTLED
     monkeypatch.setattr(ledger_time.watch("default"), "since", later - 2 * ledger_time.SETTLED)
     assert isinstance(waiter.step(), Job)
-
-
-def test_permits_and_queued_calls_share_the_limit_and_both_go_on(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("10/s")]))
-    arrivals: list[float] = []
-    remote.answers["/"] = lambda: arrivals.append(time.monotonic()) or 200
-    for _ in range(20):
-        send("r")
-
-    def execute(using: str, messages: Any) -> bool:
-        for _, ids in messages:
-            executor.execute(using, ids)
-        return True
-
-    stop = threading.Event()
-
-    def work() -> None:
-        for _ in range(5):
-            with callqueue.permit("r"):
-                arrivals.append(time.monotonic())
-
-    dispenser, _ = in_a_thread(lambda: Dispenser(publish=execute).run(stop=stop, seconds=60))
-    try:
-        for thread, found in [in_a_thread(work) for _ in range(4)]:
-            thread.join()
-            assert found == [None]
-        until, made = time.monotonic() + 60, CallQueue.objects.done().filter(method="get")
-        while made.count() < 20 and time.monotonic() < until:
-            time.sleep(0.05)
-    finally:
-        stop.set()
-        dispenser.join()
-    assert len(arrivals) == CallAttempt.objects.count() == 40
-    assert highest_in_window(sorted(arrivals), 1.0) <= 10
 
 
 @contextmanager
