@@ -9,14 +9,14 @@ count is then judged by a check of its own, which shares no code with the limits
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from itertools import count, pairwise
+from datetime import datetime
+from itertools import count
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from callqueue.limits.kinds import (
     SECOND,
@@ -68,19 +68,30 @@ class Move:
     before_told: int | None = None
 
 
-def moves(most_cost: int) -> st.SearchStrategy[list[Move]]:
-    short = st.one_of(st.just(0), st.integers(0, 3000), st.integers(0, 3 * SECOND))
-    move = st.builds(
-        Move,
-        pause=st.one_of(st.just(0), st.integers(0, 200_000), st.integers(0, 4 * SECOND)),
-        before_wire=short,
-        before_answer=st.one_of(short, st.integers(0, 30 * SECOND)),
-        network=st.floats(0, 1),
-        stamped=st.booleans(),
-        cost=st.integers(1, most_cost),
-        before_told=st.one_of(st.none(), short),
+def games(short: int, long: int, most_cost: int = 1) -> Iterator[tuple[random.Random, list[Move]]]:
+    """So many games, in `make test` and in `make faults`, each with the dice that made it. In some
+    calls come without a pause, in some the adversary never dallies.
+    """
+    for seed in range(examples(short, long)):
+        dice = random.Random(seed)
+        hurry, patience = dice.choice((0.0, 0.3, 1.0)), dice.choice((0.1, 0.5, 1.0))
+        yield dice, [_move(dice, most_cost, hurry, patience) for _ in range(dice.randint(1, 60))]
+
+
+def _move(dice: random.Random, most_cost: int, hurry: float, patience: float) -> Move:
+    def short() -> int:
+        least = dice.choice((0, 3000, 3 * SECOND))
+        return dice.randint(0, least) if dice.random() < patience else 0
+
+    return Move(
+        pause=0 if dice.random() < hurry else dice.randint(0, dice.choice((200_000, 4 * SECOND))),
+        before_wire=short(),
+        before_answer=dice.choice((short(), dice.randint(0, 30 * SECOND))),
+        network=dice.choice((0.0, 1.0, dice.random())),
+        stamped=dice.random() < 0.6,
+        cost=dice.randint(1, most_cost),
+        before_told=dice.choice((None, short())),
     )
-    return st.lists(move, min_size=1, max_size=60)
 
 
 def play(limit: Limit, game: list[Move], lead: int = 0) -> list[Attempt]:
@@ -106,17 +117,14 @@ def play(limit: Limit, game: list[Move], lead: int = 0) -> list[Attempt]:
 
 
 def attempt_of(limit: Limit, move: Move, now: int, instant: int) -> Attempt:
-    jitter = limit.jitter_us
     sent = max(now, instant) + move.before_wire
-    if move.stamped and not limit.strict:
-        wire = sent + int(move.network * jitter)
-        answered = max(wire, sent + move.before_answer)
-        told = None if move.before_told is None else min(answered, sent + move.before_told)
-        return Attempt(move.cost, now, instant, wire, sent, answered, told)
-    answered = sent + move.before_answer
-    return Attempt(
-        move.cost, now, instant, sent + int(move.network * move.before_answer), None, answered
-    )
+    delay = limit.jitter_us if move.stamped and not limit.strict else move.before_answer
+    wire = sent + int(move.network * delay)
+    answered = max(wire, sent + move.before_answer)
+    told = None if move.before_told is None else min(answered, sent + move.before_told)
+    if not move.stamped:
+        return Attempt(move.cost, now, instant, wire, None, answered)
+    return Attempt(move.cost, now, instant, wire, sent, answered, told)
 
 
 def usage_at(limit: Limit, made: list[Attempt], now: int) -> Usage:
@@ -131,61 +139,40 @@ def usage_at(limit: Limit, made: list[Attempt], now: int) -> Usage:
     return Usage(sum(a.cost for a in made if not a.knows(limit, now)), aged, since)
 
 
-RATES = st.sampled_from(["1/s", "3/s", "20/s", "5/2s", "7/m"])
+RATES = "1/s", "3/s", "20/s", "5/2s", "7/m"
+LEADS = 0, 50_000, 150_000
 
 
-@settings(max_examples=examples(300, 3000), deadline=None)
-@given(rate=RATES, game=moves(1), lead=st.sampled_from([0, 50_000, 150_000]), strict=st.booleans())
+@pytest.mark.parametrize("most_cost", [1, 5])
 def test_no_window_at_the_provider_ever_holds_more_than_a_sliding_window_allows(
-    rate: str, game: list[Move], lead: int, strict: bool
+    most_cost: int,
 ) -> None:
-    limit = SlidingWindow(rate, strict=strict)
-    wires = sorted(a.wire for a in play(limit, game, lead))
-    for i, first in enumerate(wires[: -limit.n]):
-        assert wires[i + limit.n] - first > limit.period_us
+    for dice, game in games(60, 3000, most_cost):
+        rate = dice.choice([one for one in RATES if int(one.partition("/")[0]) >= most_cost])
+        limit = SlidingWindow(rate, strict=dice.random() < 0.5)
+        made = sorted(play(limit, game, dice.choice(LEADS)), key=lambda one: one.wire)
+        for place, first in enumerate(made):
+            held = [one.cost for one in made[place:] if one.wire - first.wire <= limit.period_us]
+            assert sum(held) <= limit.n
 
 
-@settings(max_examples=examples(150, 1500), deadline=None)
-@given(game=moves(5), lead=st.sampled_from([0, 150_000]))
-def test_weights_count_in_full(game: list[Move], lead: int) -> None:
-    limit = SlidingWindow("7/s")
-    made = sorted(play(limit, game, lead), key=lambda a: a.wire)
-    for i, first in enumerate(made):
-        in_window = [a.cost for a in made[i:] if a.wire - first.wire <= limit.period_us]
-        assert sum(in_window) <= limit.n
+def test_a_bucket_at_the_provider_never_runs_dry() -> None:
+    for dice, game in games(50, 2000):
+        limit = TokenBucket(dice.choice(("10/s", "3/s", "50/m")), burst=dice.randint(1, 12))
+        wires = sorted(one.wire for one in play(limit, game, dice.choice(LEADS)))
+        level, at = float(limit.burst), wires[0]
+        for wire in wires:
+            level = min(limit.burst, level + (wire - at) * limit.n / limit.period_us) - 1
+            at = wire
+            assert level >= -1e-6
 
 
-@settings(max_examples=examples(200, 2000), deadline=None)
-@given(
-    rate=st.sampled_from(["10/s", "3/s", "50/m"]),
-    burst=st.integers(1, 12),
-    game=moves(1),
-    lead=st.sampled_from([0, 150_000]),
-)
-def test_a_bucket_at_the_provider_never_runs_dry(
-    rate: str, burst: int, game: list[Move], lead: int
-) -> None:
-    limit = TokenBucket(rate, burst=burst)
-    wires = sorted(a.wire for a in play(limit, game, lead))
-    level, at = float(burst), wires[0]
-    for wire in wires:
-        level = min(burst, level + (wire - at) * limit.n / limit.period_us) - 1
-        at = wire
-        assert level >= -1e-6
-
-
-@settings(max_examples=examples(150, 1500), deadline=None)
-@given(game=moves(1), lead=st.sampled_from([0, 150_000]), skew=st.floats(-1, 1))
-def test_no_calendar_window_holds_more_though_the_providers_clock_is_off_by_the_jitter(
-    game: list[Move], lead: int, skew: float
-) -> None:
+def test_no_calendar_window_holds_more_though_the_providers_clock_is_off_by_the_jitter() -> None:
     limit = FixedWindow("5/s")
-    off = int(skew * limit.jitter_us)
-    counts: dict[int, int] = {}
-    for attempt in play(limit, game, lead):
-        window = (attempt.wire + off) // SECOND
-        counts[window] = counts.get(window, 0) + 1
-    assert max(counts.values()) <= 5
+    for dice, game in games(50, 1500):
+        off = int(dice.choice((-1, 1, dice.uniform(-1, 1))) * limit.jitter_us)
+        made = play(limit, game, dice.choice(LEADS))
+        assert max(Counter((one.wire + off) // SECOND for one in made).values()) <= 5
 
 
 @pytest.mark.parametrize("off", [-0.05, 0.05], ids=["behind", "ahead"])
@@ -206,113 +193,100 @@ def test_calls_beside_the_edge_count_on_both_sides_of_it(off: float) -> None:
     assert meter.free + len(counted_after) <= limit.n
 
 
-@settings(max_examples=examples(150, 1500), deadline=None)
-@given(n=st.integers(1, 6), game=moves(1))
-def test_never_more_in_flight_than_concurrency_allows(n: int, game: list[Move]) -> None:
-    made = play(Concurrency(n), game)
-    for attempt in made:
-        assert sum(a.send_at <= attempt.send_at < a.answered for a in made) <= n
+def test_never_more_in_flight_than_concurrency_allows() -> None:
+    """Whatever the ledger is told of before the answer."""
+    for dice, game in games(50, 1500):
+        limit = Concurrency(dice.randint(1, 6))
+        made = play(limit, game)
+        for one in made:
+            assert sum(a.send_at <= one.send_at < a.answered for a in made) <= limit.n
 
 
-@settings(max_examples=examples(100, 1000), deadline=None)
-@given(rate=RATES, game=moves(1), later=st.integers(0, 3 * SECOND))
-def test_room_never_shrinks_as_time_goes_by(rate: str, game: list[Move], later: int) -> None:
-    limit = SlidingWindow(rate)
-    made = play(limit, game)
-    now = max(a.answered for a in made)
-    first = limit.meter(usage_at(limit, made, now), now)
-    second = limit.meter(usage_at(limit, made, now + later), now + later)
-    assert second.free >= first.free
+def test_room_never_shrinks_as_time_goes_by() -> None:
+    for dice, game in games(40, 1000):
+        limit = SlidingWindow(dice.choice(RATES))
+        made = play(limit, game)
+        now = max(one.answered for one in made)
+        later = now + dice.choice((0, dice.randint(0, 3 * SECOND)))
+        first, second = (limit.meter(usage_at(limit, made, at), at) for at in (now, later))
+        assert second.free >= first.free
 
 
-@settings(max_examples=examples(200, 2000), deadline=None)
-@given(
-    limit=st.sampled_from(
-        [SlidingWindow("5/2s"), TokenBucket("3/s", burst=4), FixedWindow("5/m", jitter=0.5)]
-    ),
-    ago=st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=12),
-    later=st.integers(0, 3 * SECOND),
-    open_cost=st.integers(0, 2),
-)
-def test_a_later_leave_never_makes_more_room(
-    limit: Limit, ago: list[int], later: int, open_cost: int
-) -> None:
-    def opens(ages: list[int]) -> list[float]:
-        aged = sorted((START - age, 1) for age in ages)
-        usage = Usage(open_cost, aged, limit.horizon(START), may_owe=True)
-        found = [limit.meter(usage, START).free_at(cost) for cost in range(1, limit.capacity + 1)]
-        return [float("inf") if instant is None else instant for instant in found]
+def test_a_later_leave_never_makes_more_room() -> None:
+    limits = SlidingWindow("5/2s"), TokenBucket("3/s", burst=4), FixedWindow("5/m", jitter=0.5)
+    for seed in range(examples(200, 2000)):
+        dice = random.Random(seed)
+        limit, open_cost = dice.choice(limits), dice.randint(0, 2)
+        ago = [dice.randint(0, 3 * SECOND) for _ in range(dice.randint(1, 12))]
 
-    put_off = [max(0, ago[0] - later), *ago[1:]]
-    assert all(then >= now for now, then in zip(opens(ago), opens(put_off), strict=True))
+        def opens(ages: list[int], limit: Limit = limit, open_cost: int = open_cost) -> list[float]:
+            aged = sorted((START - age, 1) for age in ages)
+            usage = Usage(open_cost, aged, limit.horizon(START), may_owe=True)
+            meter = limit.meter(usage, START)
+            found = [meter.free_at(cost) for cost in range(1, limit.capacity + 1)]
+            return [float("inf") if instant is None else instant for instant in found]
 
-
-@pytest.mark.parametrize(("jitter", "least"), [(0.05, 19.0), (0.01, 19.7)])
-def test_with_a_backlog_the_whole_of_the_bound_is_used(jitter: float, least: float) -> None:
-    limit = SlidingWindow("20/s", jitter=jitter)
-    slow_api = [Move(0, 0, 200_000, 0.0, True, 1)] * 400
-    made = play(limit, slow_api, lead=150_000)
-    span = (made[-1].wire - made[0].wire) / SECOND
-    assert (len(made) - 20) / span >= least
-
-
-def test_a_fast_answer_says_more_than_the_jitter_does() -> None:
-    made = play(SlidingWindow("20/s"), [Move(0, 0, 2000, 0.0, True, 1)] * 400, lead=150_000)
-    span = (made[-1].wire - made[0].wire) / SECOND
-    assert (len(made) - 20) / span >= 19.9
-
-
-def test_long_windows_lose_nothing() -> None:
-    made = play(SlidingWindow("60/10s"), [Move(0, 0, 200_000, 0.0, True, 1)] * 600, lead=150_000)
-    span = (made[-1].wire - made[0].wire) / SECOND
-    assert (len(made) - 60) / span >= 0.98 * 6
+        put_off = [max(0, ago[0] - dice.randint(0, 3 * SECOND)), *ago[1:]]
+        assert all(then >= now for now, then in zip(opens(ago), opens(put_off), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("day", "hours"),
-    [("2026-03-08", 23), ("2026-11-01", 25), ("2026-07-01", 24)],
-    ids=["spring", "autumn", "summer"],
+    ("limit", "answer_s", "share"),
+    [
+        (SlidingWindow("20/s", jitter=0.05), 0.2, 0.95),
+        (SlidingWindow("20/s", jitter=0.01), 0.2, 0.985),
+        # a fast answer says more than the jitter does
+        (SlidingWindow("20/s"), 0.002, 0.995),
+        (SlidingWindow("60/10s"), 0.2, 0.98),
+        # however long an answer takes: what is told of leaves the whole of a limit to others
+        (SlidingWindow("20/s"), 30, 0.94),
+        (SlidingWindow("100/s"), 30, 0.94),
+        (TokenBucket("20/s", burst=20), 30, 0.94),
+        (TokenBucket("100/s", burst=20), 10, 0.94),
+    ],
 )
-def test_a_day_is_as_long_as_the_calendar_says(day: str, hours: int) -> None:
-    zone = ZoneInfo("America/Los_Angeles")
-    noon = datetime.fromisoformat(f"{day}T12:00").replace(tzinfo=zone)
-    start, end = FixedWindow("25000/d", timezone="America/Los_Angeles").window(
-        int(noon.timestamp()) * SECOND
-    )
-    assert end - start == hours * 3600 * SECOND
-    assert datetime.fromtimestamp(start / SECOND, zone).hour == 0
-
-
-@settings(max_examples=examples(100, 1000), deadline=None)
-@given(
-    instant=st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),
-    zone=st.sampled_from(
-        ["America/Los_Angeles", "Asia/Kathmandu", "America/Havana", "Africa/Cairo", "UTC"]
-    ),
-    rate=st.sampled_from(["9/d", "9/2d", "9/w", "9/h", "9/6h", "9/7h", "9/s"]),
-)
-def test_calendar_windows_follow_each_other_without_gap(
-    instant: datetime, zone: str, rate: str
+def test_with_a_backlog_the_whole_of_the_bound_is_used(
+    limit: SlidingWindow | TokenBucket, answer_s: float, share: float
 ) -> None:
-    limit = FixedWindow(rate, timezone=zone)
-    at = int(instant.timestamp()) * SECOND
-    start, end = limit.window(at)
-    assert start <= at < end
-    assert limit.window(end)[0] == end
-    assert limit.window(end - 1) == (start, end)
-    assert end - start <= limit.period_us + 2 * 3600 * SECOND
+    answer = round(answer_s * SECOND)
+    told = 200_000 if answer_s > 1 else None
+    move = Move(0, 0, answer, 0.0, True, 1, told)
+    made = play(limit, [move] * max(160, 4 * limit.n), lead=150_000)
+    span = (made[-1].wire - made[0].wire) / limit.period_us
+    assert (len(made) - limit.capacity) / span >= share * limit.n
 
 
-def test_havana_has_days_without_a_midnight() -> None:
-    limit = FixedWindow("9/d", timezone="America/Havana")
-    zone = ZoneInfo("America/Havana")
-    starts = [
-        limit.window(
-            int((datetime(2026, 3, 7, 12, tzinfo=zone) + timedelta(days=d)).timestamp()) * SECOND
-        )
-        for d in range(3)
-    ]
-    assert all(first[1] == second[0] for first, second in pairwise(starts))
+@pytest.mark.parametrize(
+    ("zone", "day", "begins", "hours"),
+    [
+        ("America/Los_Angeles", "2026-03-08", 0, 23),
+        ("America/Los_Angeles", "2026-11-01", 0, 25),
+        ("America/Los_Angeles", "2026-07-01", 0, 24),
+        ("America/Havana", "2026-03-08", 1, 23),  # it has no midnight
+    ],
+)
+def test_a_day_is_as_long_as_the_calendar_says(
+    zone: str, day: str, begins: int, hours: int
+) -> None:
+    limit, local = FixedWindow("25000/d", timezone=zone), ZoneInfo(zone)
+    noon = datetime.fromisoformat(f"{day}T12:00").replace(tzinfo=local)
+    start, end = limit.window(int(noon.timestamp()) * SECOND)
+    assert end - start == hours * 3600 * SECOND
+    assert datetime.fromtimestamp(start / SECOND, local).hour == begins
+
+
+def test_calendar_windows_follow_each_other_without_gap() -> None:
+    zones = ["America/Los_Angeles", "Asia/Kathmandu", "America/Havana", "Africa/Cairo", "UTC"]
+    dice = random.Random(1)
+    for rate in ("9/d", "9/2d", "9/w", "9/h", "9/6h", "9/7h", "9/s"):
+        for zone in zones * examples(4, 40):
+            limit = FixedWindow(rate, timezone=zone)
+            at = dice.randrange(1_577_836_800, 2_051_222_400) * SECOND  # from 2020 to 2035
+            start, end = limit.window(at)
+            assert start <= at < end
+            assert limit.window(end)[0] == end
+            assert limit.window(end - 1) == (start, end)
+            assert end - start <= limit.period_us + 2 * 3600 * SECOND
 
 
 @pytest.mark.parametrize(("aged", "free"), [([1] * 20, 6), ([20], 0), ([20, 1, 1], 0)])
@@ -330,26 +304,6 @@ def test_a_bucket_owes_all_that_turned_out_dearer_whatever_a_clock_moved_to_one_
     limit, at = TokenBucket("1/s", burst=6), 1_000 * SECOND
     usage = Usage(0, [(at, 10)] * 4, at - limit.window_us, 6 * limit.period_us, may_owe=True)
     assert limit.meter(usage, at).free_at(1) == at + (40 - 6 + 1) * SECOND
-
-
-@pytest.mark.parametrize("rate", ["20/s", "100/s"])
-@pytest.mark.parametrize("seconds", [0.2, 2, 10, 30])
-def test_what_is_told_of_leaves_the_whole_of_a_limit_to_others(rate: str, seconds: float) -> None:
-    """However long the answers take, a window gives its number in each second, and a bucket too."""
-    slow = Move(0, 0, round(seconds * SECOND), 0.0, True, 1, before_told=200_000)
-    for limit in SlidingWindow(rate), TokenBucket(rate, burst=20):
-        made = play(limit, [slow] * 600, lead=150_000)
-        span = (made[-1].wire - made[0].wire) / SECOND
-        assert (len(made) - 20) / span >= 0.94 * limit.n
-
-
-@pytest.mark.parametrize("limit", [SlidingWindow("20/s", strict=True), Concurrency(20)])
-def test_what_is_told_of_stays_charged_where_only_the_answer_counts(limit: Limit) -> None:
-    slow = Move(0, 0, 2 * SECOND, 0.0, True, 1, before_told=200_000)
-    made = play(limit, [slow] * 60)
-    for attempt in made:
-        in_flight = [a for a in made if a.send_at <= attempt.send_at < a.answered]
-        assert len(in_flight) <= 20
 
 
 def test_the_usual_jitter_is_a_share_of_the_window() -> None:
@@ -390,7 +344,7 @@ def test_two_per_cent_of_a_day_cost_a_day_no_more_than_the_answers_take(seconds:
 def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
     """Also of a bucket some of whose charges are known to leave later: it fills until then."""
     rand, now = random.Random(3), 1_000_000 * SECOND
-    for _ in range(300):
+    for _ in range(100):
         instants = sorted(now + rand.randint(-2 * SECOND, SECOND // 4) for _ in range(6))
         aged = [(at, rand.randint(1, 2)) for at in instants]
         usage = Usage(rand.randint(0, 5), aged, now - limit.window_us, 0)
