@@ -100,8 +100,10 @@ def a_turn_and_a_call(key: str) -> None:
     send("r", key=key)
 
 
-@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-@pytest.mark.parametrize("before", [nothing, a_spent_turn, a_last_call, a_turn_and_a_call])
+BEFORE = [(before, True) for before in (nothing, a_spent_turn, a_last_call, a_turn_and_a_call)]
+
+
+@pytest.mark.parametrize(("before", "commits"), [*BEFORE, (a_turn_and_a_call, False)])
 def test_a_key_that_is_sent_at_any_statement_of_a_pass_has_its_turn(
     before: Callable[[str], None], commits: bool, row_locks: None
 ) -> None:
