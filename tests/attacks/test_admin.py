@@ -224,12 +224,12 @@ NONSENSE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("query", NONSENSE)
-def test_nonsense_in_an_address_is_no_error(there: Scene, query: str) -> None:
+def test_nonsense_in_an_address_is_no_error(there: Scene) -> None:
     client = viewer()
     for path in {address.of("") for address in ADDRESSES if not address.model}:
-        asked = f"{path}&{query}" if "?" in path else f"{path}?{query}"
-        assert client.get(asked, follow=True).status_code in (200, 400, 403, 404), asked
+        for query in NONSENSE:
+            asked = f"{path}&{query}" if "?" in path else f"{path}?{query}"
+            assert client.get(asked, follow=True).status_code in (200, 400, 403, 404), asked
 
 
 # --- lookups
@@ -238,6 +238,7 @@ def test_nonsense_in_an_address_is_no_error(there: Scene, query: str) -> None:
 def lookups_of(field: Any) -> Iterator[str]:
     """Every lookup and transform that a column knows, and paths into JSON."""
     yield from field.get_lookups()
+    yield from ("exact__regex", "year__regex", "date__regex")
     if field.get_internal_type() in ("JSONField", "TextField"):
         yield from (
             "params__headers__Authorization__startswith",
@@ -288,29 +289,6 @@ def test_no_lookup_in_an_address_but_the_filters_own(there: Scene) -> None:
                 assert client.get(path, {name: "1"}).status_code in expected, (path, name)
                 tried += 1
     assert tried > 250
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"call_data__params__headers__Authorization__startswith": "Bearer"},
-        {"error_message__regex": "^(a+)+$"},
-        {"key__regex": "("},
-        {"created_dt__regex": "2"},
-        {"created_dt__date__regex": "2"},
-        {"created_dt__year__regex": "2"},
-        {"status__exact__regex": "2"},
-        {"attempts__response_body__contains": "x"},
-        {"pk": "1"},
-        {"id__in": "1,2"},
-    ],
-)
-def test_the_lookups_that_once_read_secrets_or_kept_a_process_busy(
-    there: Scene, query: dict[str, str]
-) -> None:
-    client = viewer()
-    for name in ("callqueue", "callattempt", "hold"):
-        assert client.get(reverse(f"admin:callqueue_{name}_changelist"), query).status_code == 400
 
 
 def test_every_link_of_a_list_works(there: Scene) -> None:
@@ -367,8 +345,8 @@ ALL_KINDS = [
 
 @pytest.mark.parametrize(
     "limits",
-    [[], *([limit] for limit in ALL_KINDS), ALL_KINDS],
-    ids=lambda limits: str(len(limits)),
+    [[], ALL_KINDS[:1], [Concurrency(8)], ALL_KINDS],
+    ids=["none", "one", "in flight", "all kinds"],
 )
 @pytest.mark.parametrize("rate", ["", "1000000000/s", "7"])
 def test_a_what_if_costs_no_more_than_so_many_steps(

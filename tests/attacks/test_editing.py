@@ -8,7 +8,6 @@ import copy
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from callqueue.admin import edit_call
 from callqueue.admin.curl import as_curl
 from callqueue.exceptions import InvalidCall
 from callqueue.security.redaction import REDACTED
+from tests.support.length import examples
 
 HIDDEN = ("s3cr3t-a", "s3cr3t-b", "s3cr3t-c")
 NAMES = st.sampled_from(
@@ -134,11 +134,10 @@ def seen(call_data: Any) -> str:
     return edit_call.as_text(edit_call.shown(call_data)) + as_curl("post", params)
 
 
-@pytest.mark.parametrize("examples", [300, pytest.param(5000, marks=pytest.mark.slow)])
-def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call(examples: int) -> None:
-    kept = 0
+def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call() -> None:
+    kept, most = 0, examples(100, 5000)
 
-    @hypothesis_settings(max_examples=examples)
+    @hypothesis_settings(max_examples=most)
     @given(edits())
     def attack(edit: tuple[Any, Any]) -> None:
         nonlocal kept
@@ -159,10 +158,10 @@ def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call(examples: 
             assert stored["method"] == "own" or laid["params"] == stored["params"]
 
     attack()
-    assert kept > examples / 20, "most edits are refused, some are not"
+    assert kept > most / 20, "most edits are refused, some are not"
 
 
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=examples(100, 300))
 @given(PARAMS)
 def test_an_edit_that_changes_nothing_keeps_everything(params: Any) -> None:
     stored = {"method": "post", "params": params}

@@ -13,6 +13,7 @@ pytest.importorskip("selenium", reason="selenium is not installed")
 ATTACKED = "return window.attacked || document.querySelectorAll('.attacked, img[src=x]').length"
 
 
+@pytest.mark.slow
 def test_no_page_runs_or_draws_what_a_call_or_an_answer_says(
     browser: Any, site: str, settings: Any
 ) -> None:

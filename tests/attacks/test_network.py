@@ -1,5 +1,6 @@
 """Into the network behind the workers: every spelling of an address, in every form of a URL, by
-`send` and by a row. No redirect is followed: see unit/execution/test_wire.
+`send`. What a row says: tests/db/security/test_what_goes_out.py; no redirect is followed:
+tests/unit/execution/test_wire.py.
 
 A canary listens on loopback and must hear nothing. The resolver here is the most obliging there is:
 it reads every spelling that any resolver reads, so that nothing is refused merely because this
@@ -24,7 +25,6 @@ from tests.db.security.test_what_goes_out import (
     ELSEWHERE,
     LOOPBACK,
     has_loopback_6,
-    smuggled,
 )
 from tests.support import behaviour
 from tests.support.peer import Listener
@@ -112,23 +112,9 @@ def test_nothing_inside_is_reached_by_what_is_sent(
     assert {call.host.rstrip(".") for call in accepted} <= {
         name.rstrip(".").lower() for name in NAMES
     }
-    _made_and_refused(accepted)
-
-
-@pytest.mark.slow
-def test_nothing_inside_is_reached_by_a_row_that_never_saw_send(
-    rules: Rules, canaries: list[Listener], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What other code wrote."""
-    resolve_obligingly(monkeypatch)
-    rules(default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2))
-    _made_and_refused([smuggled(url, method="get") for url in urls(canaries)])
-
-
-def _made_and_refused(calls: list[CallQueue]) -> None:
     while behaviour.run():
         pass
-    for call in calls:
+    for call in accepted:
         call.refresh_from_db()
         assert call.status == CallQueue.Status.FAILED, (call.call_data, call.error_message)
         assert set(call.attempts.values_list("sent_at", flat=True)) == {None}

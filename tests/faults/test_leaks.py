@@ -1,5 +1,5 @@
-"""A leaky environment, against real workers: proxies, what stays in memory, and what the broker
-sees. Answers without end are in tests/unit/execution.
+"""What stays in memory, and what whoever reads the broker sees. Answers without end are in
+tests/unit/execution, tables and logs in tests/db/security.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from callqueue import Rule
 from callqueue.exceptions import InvalidCall
 from callqueue.execution import wire
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.security.secrets import Secret
 from callqueue.texts import decoded
 from tests.faults.stage import Stage
 from tests.support.peer import Peer, Seen, answer_bytes, answering
@@ -99,40 +98,3 @@ def test_messages_carry_ids_and_nothing_else(stage: Stage) -> None:
             seen += len(ids)
             message.ack()
         simple.close()
-
-
-def test_a_dump_and_the_logs_of_a_real_run_hold_no_payload(stage: Stage, tmp_path: Path) -> None:
-    """PostgreSQL's own dump, and all that workers and dispensers said, with Celery at its most
-    talkative.
-    """
-    import subprocess
-
-    from cryptography.fernet import Fernet
-    from django.db import connection
-
-    from tests.support.private import program
-
-    dumper = program("/usr/lib/postgresql/*/bin/pg_dump", "pg_dump")
-    extra = f'"ENCRYPTION_KEYS": ["{Fernet.generate_key().decode()}"], "SECRETS": {{"KEY": "sk-live-5e1f-secret"}},'
-    stage.rule(extra=extra)
-    worker = stage.worker(concurrency=1, arguments=["--loglevel", "DEBUG"])
-    dispenser = stage.dispenser()
-    params = {
-        "json": {"patient": PAYLOAD, "token": Secret("KEY")},
-        "headers": {"Authorization": Secret("KEY")},
-    }
-    for path in ("/echo", "/status/400", "/fail/1/x", "/reset", "/truncate"):
-        CallQueue.objects.send(
-            {"method": "put", "params": {"url": stage.vendor.url(path), **params}}, rule="r"
-        )
-    wait_until(lambda: not CallQueue.objects.exclude(status__in=(3, 4, 7, 2)).exists(), 30)
-    where = connection.settings_dict
-    address = ["-h", where["HOST"], "-p", str(where["PORT"]), "-U", where["USER"]]
-    dumped = subprocess.run(
-        [dumper, *address, where["NAME"]], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-    assert "callqueue_callattempt" in dumped
-    for text in (PAYLOAD, "sk-live-5e1f-secret"):
-        assert text not in dumped
-        assert text not in worker.log
-        assert text not in dispenser.log
