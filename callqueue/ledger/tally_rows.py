@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ class Kept:
     values: dict[str, int] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=4096)
 def fingerprint(budget: Budget) -> str:
     """Of what budget a tally is: the limit as it is in force, and the rules that it counts."""
     text = repr((budget.limit, budget.rules, budget.former))
