@@ -6,6 +6,8 @@ database. They are made by the threads of the process's flight, as those of mess
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from celery import current_app
 
 from callqueue import broker, callbacks, clocks, conf
@@ -46,11 +48,11 @@ class Maker:
 
     def begins(self) -> Begins:
         """Who begins what the next pass releases."""
-        return Begins(claim.name_worker(), claim.READS)
+        return Begins(claim.name_worker(), claim.READS, self.take)
 
-    def take(self, begun: Begun) -> None:
+    def take(self, begun: Begun) -> Callable[[bool], None]:
         """Have these calls made."""
-        take_off(self.using, begun)
+        return take_off(self.using, begun)
 
     def leave(self) -> None:
         """Wait until what is in flight has ended, and for what announces it."""
@@ -82,24 +84,22 @@ class WorkersMaker:
         most = min(conf.current().in_workers - len(flight.under_way), flight.room())
         if most <= 0:
             return None
-        return Begins(claim.name_worker(), claim.READS, consumed_queues(), most)
+        return Begins(claim.name_worker(), claim.READS, self.take, is_consumed, most)
 
-    def take(self, begun: Begun) -> None:
+    def take(self, begun: Begun) -> Callable[[bool], None]:
         """Have these calls made."""
-        take_off(self.using, begun)
+        return take_off(self.using, begun)
 
 
-def take_off(using: str, begun: Begun) -> None:
-    """Have these calls made by this process's flight."""
-    jobs = claim.take_begun(using, begun.rows, begun.reading)
-    in_flight.flight_of(using).take_off(jobs)
-
-
-def consumed_queues() -> set[str]:
-    """The queues of these settings' rules that this process's worker consumes, by the names that
-    the rules have for them.
+def take_off(using: str, begun: Begun) -> Callable[[bool], None]:
+    """Have these calls made by this process's flight, once what this returns is told that they are
+    begun.
     """
-    consumed = current_app.amqp.queues.consume_from
-    default = broker.queue_of(current_app, publisher.MAKE_API_CALL)
-    named = {queue for rule in conf.current().rules.values() for queue in rule.queue_names}
-    return {queue for queue in named if (queue or default) in consumed}
+    jobs = claim.take_begun(using, begun.rows, begun.reading)
+    return in_flight.flight_of(using).take_off(jobs)
+
+
+def is_consumed(queue: str) -> bool:
+    """Whether this process's worker consumes a queue, by the name that rules have for it."""
+    name = queue or broker.queue_of(current_app, publisher.MAKE_API_CALL)
+    return name in current_app.amqp.queues.consume_from

@@ -30,7 +30,7 @@ from callqueue.execution import in_flight
 from callqueue.ledger import ledger_time
 from callqueue.look import alive
 from callqueue.maintenance import recovery
-from callqueue.maker import WorkersMaker, consumed_queues
+from callqueue.maker import WorkersMaker, is_consumed
 from callqueue.models import CallQueue
 
 try:
@@ -255,7 +255,9 @@ def _own() -> Releaser | None:
 
 
 def _may_release() -> bool:
-    return bool(conf.current().in_workers and consumed_queues())
+    config = conf.current()
+    queues = {queue for rule in config.rules.values() for queue in rule.queue_names}
+    return bool(config.in_workers) and any(map(is_consumed, queues))
 
 
 def _begin() -> None:

@@ -26,7 +26,7 @@ from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, Room, RuleGroup
 from callqueue.dispatch.publisher import Outbox, is_full
-from callqueue.dispatch.release_pass import Begins, Begun, Pass, release
+from callqueue.dispatch.release_pass import Begins, Pass, release
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
@@ -125,10 +125,7 @@ class Maker(Protocol):
         """How many calls may be released now."""
 
     def begins(self) -> Begins | None:
-        """Who begins what the next pass releases; None where nobody here does."""
-
-    def take(self, begun: Begun) -> None:
-        """Make what it has begun; returns at once."""
+        """Who begins what the next pass releases, and makes it; None where nobody here does."""
 
 
 class Dispenser:
@@ -270,8 +267,6 @@ class Dispenser:
         done = self._pass(group, room=room, begins=begins)
         # What there is room for yet may stand behind what there was none for.
         group.left = NO_ROOM if done.released else room
-        if self.maker is not None and done.begun is not None:
-            self.maker.take(done.begun)
         group.unmade = ""
         if done.released:
             rules = ",".join(group.rules)

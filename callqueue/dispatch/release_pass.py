@@ -13,7 +13,7 @@ dispenser, and keeps its room.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -47,15 +47,31 @@ SPREAD = 4
 
 
 @dataclass(frozen=True)
+class Begun:
+    """Attempts that are begun, each with its call: columns by "a.name" and "c.name"; and the
+    reading of the clock that was theirs.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    reading: Reading
+
+
+Take = Callable[[Begun], Callable[[bool], None]]  # see Begins
+
+
+@dataclass(frozen=True)
 class Begins:
     """Who makes what a pass releases, and has it begun with its charge: under a name that no other
-    pass has. `reads` names what it wants to know of the calls. `queues`: it makes HTTP calls that
-    go by these alone, and `most` of them at most; what else is released is to be published.
+    pass has. `reads` names what it wants to know of the calls. `take` is given them before they are
+    committed, and what it returns is told whether they are: so all is ready for the first byte by
+    then. `suits`: it makes HTTP calls alone, that go by queues of which this is true, and `most` of
+    them at most; what else is released is to be published.
     """
 
     worker: str
     reads: tuple[str, ...]
-    queues: Collection[str] | None = None
+    take: Take | None = None
+    suits: Callable[[str], bool] | None = None
     most: int | None = None
 
     def share(self, releases: Iterable[Candidate]) -> set[int]:
@@ -64,19 +80,9 @@ class Begins:
             call.id
             for call in releases
             if not call.has_maker
-            if self.queues is None or (call.queue in self.queues and call.method in HTTP_METHODS)
+            if self.suits is None or (call.method in HTTP_METHODS and self.suits(call.queue))
         )
         return set(islice(fit, self.most))
-
-
-@dataclass(frozen=True)
-class Begun:
-    """Attempts that are begun, each with its call: columns by "a.name" and "c.name"; and the
-    reading of the clock that was theirs.
-    """
-
-    rows: Sequence[Mapping[str, Any]]
-    reading: Reading
 
 
 @dataclass(frozen=True)
@@ -337,6 +343,7 @@ def release(
     """
     book = book or settings.book_in_force(using)
     watch, batch = _watch(using), int(min(batch, room.most))
+    clear, is_committed = None, False
     try:
         with database.writing(using):
             locked = _lock(using, book, group, watch)
@@ -350,8 +357,14 @@ def release(
             done, unfit = _make(locked, batch, last, room, begins, own)
             if unfit:
                 transitions.fail(using, unfit)
+            if begins is not None and begins.take is not None and done.begun is not None:
+                clear = begins.take(done.begun)
+        is_committed = True
     except Outdated:
         return Pass(next_look=next_look.when_outdated(last))
+    finally:
+        if clear is not None:
+            clear(is_committed)
     if unfit:
         callbacks.tell(using, list(unfit), states.FAILED)
     return done
@@ -459,7 +472,7 @@ def _make(
     sake = None if own is None else (own.maker.rule, own.maker.priority)
     lead = LEAD if own is None else own.maker.lead
     # Whether workers are behind, which packs what is many for them, only a count says.
-    most = SPREAD if begins is None or begins.queues is not None else batch
+    most = SPREAD if begins is None or begins.suits is not None else batch
     account, held, plan = _account(locked, lead), NOT_HELD, None
     if _knows_enough(account, locked):
         found = choose(account, held, served, min(batch, most + 1), sake, room)

@@ -42,6 +42,7 @@ HELD = 0.03
 STALL = 0.003  # seconds without an end after which another thread joins
 # seconds without an end after which what has ended is handed over, when all jobs are begun
 QUIET = 0.004
+HEARD = 0.001  # seconds for which who gives a clearance waits until the first job goes
 AGE = 0.012  # seconds after which what has ended is handed over in any case
 # seconds after which it is while jobs are still to begin: fast calls are best recorded together
 PENDING_AGE = 0.05
@@ -74,6 +75,28 @@ class Message:
         return bool(self.waiting and self.count)
 
 
+class Clearance:
+    """What jobs wait for that took off before it was known whether they are begun: none is sent, or
+    recorded, before it is `given`.
+    """
+
+    def __init__(self) -> None:
+        self._is_begun = False
+        self._given, self._heard = threading.Event(), threading.Event()
+
+    def wait(self) -> bool:
+        """Whether they are, once that is known."""
+        self._given.wait()
+        self._heard.set()
+        return self._is_begun
+
+    def give(self, *, is_begun: bool) -> None:
+        """Let them go, the first of them before this thread goes on: they share an interpreter."""
+        self._is_begun = is_begun
+        self._given.set()
+        self._heard.wait(HEARD)
+
+
 class Flight:
     """What this process has in flight; `most` says how many calls may be, 0 where the process goes.
 
@@ -89,7 +112,7 @@ class Flight:
         self.boarding: list[Message] = []
         self.landings: list[threading.Event] = []
         self.under_way: dict[int, Job] = {}  # by attempt, until it is taken to be recorded
-        self.crew = Crew(lambda job: telemetry.traced(request.make)(job), self._ring)
+        self.crew = Crew(self._made, self._ring)
         self.is_watching = True  # it looks every few milliseconds, without being rung for
         self.seen, self.first, self.last, self.moved = 0, 0.0, 0.0, 0.0
         self.told = 0.0  # when the ledger was told last, in monotonic seconds
@@ -109,13 +132,23 @@ class Flight:
             raise
         return message
 
-    def take_off(self, jobs: Sequence[Job]) -> None:
-        """Hand over jobs that this process has begun, whatever their methods; returns at once. Room
-        for them is the caller's to see to: see `room`. The flight's thread hears of it only after
-        those that make them: so one thread less wakes before they are sent.
+    def take_off(self, jobs: Sequence[Job]) -> Callable[[bool], None]:
+        """Hand over jobs that this process begins, whatever their methods; returns at once. Their
+        requests are composed, and wait for their clearance: what this returns gives it, and is to
+        be called with whether they are begun. Room for them is the caller's to see to: see `room`.
         """
-        self._send_off([job for job in jobs if job.unfit is None])
-        self.inbox.put([job for job in jobs if job.unfit is not None])
+        clearance, unfit = Clearance(), [job for job in jobs if job.unfit is not None]
+        fit = [job for job in jobs if job.unfit is None]
+        for job in fit:
+            job.clearance = clearance
+        self._send_off(fit)
+
+        def clear(is_begun: bool) -> None:
+            clearance.give(is_begun=is_begun)
+            # Only now: so one thread less wakes before they are sent.
+            self.inbox.put(unfit if is_begun else [])
+
+        return clear
 
     def room(self) -> int:
         """How many more calls there is room for now; none for a while where this process lacks what
@@ -139,6 +172,11 @@ class Flight:
         message.is_left = True
         self.inbox.put(None)
         message.settled.wait(seconds)
+
+    def _made(self, job: Job) -> Result | None:
+        """What came of it; None where it was not begun after all."""
+        result = telemetry.traced(request.make)(job)
+        return result if _is_begun(job) else None
 
     def _ring(self) -> None:
         """What a thread does that has no job left: waking costs, so no end does."""
@@ -215,7 +253,8 @@ class Flight:
         unserved = crew.unserved()
         for job in [*(job for job, _ in taken), *unserved]:
             self.under_way.pop(job.attempt.id, None)
-        return [*results, *(transitions.after_void(job, UNSERVED) for job in unserved)]
+        voided = [transitions.after_void(job, UNSERVED) for job in unserved if _is_begun(job)]
+        return [*results, *voided]
 
     def _record(self, results: Sequence[Result]) -> None:
         """Record. What cannot be recorded before its lease ends is left to recovery."""
@@ -288,6 +327,11 @@ class Flight:
             database.close_all()  # what a listener opened
 
 
+def _is_begun(job: Job) -> bool:
+    """Whether it is, once that is known."""
+    return job.clearance is None or bool(job.clearance.wait())
+
+
 def _threads_for(jobs: Collection[Job]) -> int:
     """How many threads begin: one for each call that has an instant of its own, connected and
     waiting when it comes, and enough for the others to be sent within a few milliseconds, as long
@@ -300,10 +344,11 @@ def _threads_for(jobs: Collection[Job]) -> int:
 
 class Crew:
     """The threads of a process that make its calls: `pending` jobs in, what has `ended` out, None
-    where `work` raised. `ring` is called by each thread that finds no more to do.
+    where nothing came of it, or `work` raised. `ring` is called by each thread that finds no more
+    to do.
     """
 
-    def __init__(self, work: Callable[[Job], Result], ring: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[Job], Result | None], ring: Callable[[], None]) -> None:
         self.work, self.ring = work, ring
         self.pending: deque[Job] = deque()
         self.ended: deque[tuple[Job, Result | None]] = deque()

@@ -59,7 +59,11 @@ class SlotGate(wire.Gate):
         self._job, self.ends = job, job.lease_ends
 
     def wait(self) -> None:
-        """Sleep until the slot opens, on the database's clock, erring late."""
+        """Sleep until it is begun for certain, and its slot opens, on the database's clock, erring
+        late.
+        """
+        if self._job.clearance is not None and not self._job.clearance.wait():
+            raise wire.Dropped("what has begun it was undone before the first byte was sent")
         self._sleep()
         self.is_passed = True
         left = self._job.lease_ends - clocks.monotonic()

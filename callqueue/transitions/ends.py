@@ -38,6 +38,8 @@ class Job:
     unfit: str | None = None  # why it cannot be made any more
     # what its request passes, and which knows when it was sent; None before it is made
     gate: Any = None
+    # what says whether it is begun, where that was not committed yet when it took off
+    clearance: Any = None
 
     @property
     def sound_rule(self) -> Rule:

@@ -357,6 +357,11 @@ def correction(""",
         "dispatch.next_look", "        on_room=wait.on_room,\n", "        on_room=False,\n"
     ),
     "a maker ends with calls on the wire": fault("maker", "            in_flight.land()\n", ""),
+    "what is composed is sent before it is committed": fault(
+        "execution.request",
+        "if self._job.clearance is not None and not self._job.clearance.wait():",
+        "if False:",
+    ),
     "a permit gives no news of its key": fault(
         "dispatch.release_pass",
         "if own is not None and own.maker.is_new:",

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cryptography.fernet import Fernet
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Rule, SlidingWindow, conf, states
+from callqueue import Rule, SlidingWindow, conf, database, states
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.next_look import ROOMY, Room
 from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
-from callqueue.execution import claim, recorder, request
+from callqueue.exceptions import InvalidCall
+from callqueue.execution import claim, flight, in_flight, recorder, request
 from callqueue.maintenance import recovery
+from callqueue.maker import take_off
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, send
@@ -48,12 +53,17 @@ class Maker:
 
     def begins(self) -> Begins:
         self.names.append(claim.name_worker())
-        return Begins(self.names[-1], claim.READS)
+        return Begins(self.names[-1], claim.READS, self.take)
 
-    def take(self, begun: Begun) -> None:
-        if self.fails:
-            raise OperationalError("the answer to the commit was lost")
-        self.jobs += claim.take_begun("default", begun.rows, begun.reading)
+    def take(self, begun: Begun) -> Callable[[bool], None]:
+        jobs = claim.take_begun("default", begun.rows, begun.reading)
+
+        def clear(is_begun: bool) -> None:
+            if self.fails:
+                raise OperationalError("the answer to the commit was lost")
+            self.jobs += jobs if is_begun else []
+
+        return clear
 
 
 @pytest.mark.parametrize("keys", [[], [Fernet.generate_key().decode()]], ids=["plain", "sealed"])
@@ -159,6 +169,45 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(rules: Rules) -
     before = CallAttempt.objects.filter(call=job.call.pk, number__lt=job.attempt.number)
     assert set(before.values_list("outcome", flat=True)) == {states.VOIDED}
     assert CallAttempt.objects.get(call=others.jobs[0].call.pk).finished_at is None
+
+
+@pytest.mark.parametrize("what", ["is made", "is undone", "cannot be made"])
+def test_what_is_composed_meanwhile_is_sent_and_recorded_once_it_is_begun_for_certain(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Sent before, it could go twice; recorded before, there is no row yet, and nobody would know
+    what became of it.
+    """
+    stands, wait = threading.Event(), flight.Clearance.wait
+    monkeypatch.setattr(flight.Clearance, "wait", lambda one: stands.set() or wait(one))
+    if what == "cannot be made":
+        monkeypatch.setattr(request, "disclose", Mock(side_effect=InvalidCall("params", "odd")))
+
+    def take(begun: Begun) -> Callable[[bool], None]:
+        clear = take_off("default", begun)
+        assert stands.wait(20)
+        assert not remote.requests
+        if what == "is undone":
+            monkeypatch.setattr(connection, "_commit", Mock(side_effect=OperationalError("cut")))
+        return clear
+
+    rules(r=Rule())
+    ensure_states("default", ["r"])
+    send("r")
+    with pytest.raises(OperationalError) if what == "is undone" else nullcontext():
+        release("default", ["r"], begins=Begins("me", claim.READS, take))
+    monkeypatch.undo()
+    in_flight.land(seconds=20)
+    database.close_kept("default")
+    said = CallQueue.objects.get().status, len(remote.requests), CallAttempt.objects.count()
+    assert (
+        said
+        == {
+            "is made": (Status.DONE, 1, 1),
+            "is undone": (Status.NEW, 0, 0),
+            "cannot be made": (Status.FAILED, 0, 1),
+        }[what]
+    )
 
 
 def test_a_process_that_dies_leaves_them_to_their_leases(rules: Rules) -> None:

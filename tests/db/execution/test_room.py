@@ -119,7 +119,7 @@ def test_jobs_that_are_begun_already_take_off(remote: Vendor) -> None:
     jobs[1].unfit = "no more"
     flight = in_flight.flight_of("default")
     assert flight.room() == ROOM
-    flight.take_off(jobs)
+    flight.take_off(jobs)(True)
     while not CallQueue.objects.failed().exists():
         threading.Event().wait(0.01)
     assert flight.room() == ROOM - 1

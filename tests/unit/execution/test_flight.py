@@ -68,7 +68,7 @@ def test_what_is_begun_already_is_made_while_the_flight_waits_for_the_database(
     monkeypatch.setattr(one, "_connected", lambda work: work())
     threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
     assert began.wait(20)
-    one.take_off([_job(2, "r")])
+    one.take_off([_job(2, "r")])(True)
     assert made.wait(5)
     goes.set()
 
