@@ -5,14 +5,76 @@ bench-out/.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from tests.benchmarks import report
 from tests.benchmarks.stage import OUT
 
-Rows = list[list[str]]
-Measured = tuple[str, list[str], Rows, Any]  # title, head, rows, and the figures to keep
+
+@dataclass(frozen=True)
+class Experiment:
+    """A room of this package: the options that its `measure` takes, and by the heads of its table the
+    figure that stands there, with its format. Its command is told with the options in `told`.
+    """
+
+    title: str
+    takes: tuple[str, ...]
+    columns: dict[str, str]
+    told: tuple[str, ...] = ()
+
+    def rows(self, found: Any) -> list[list[str]]:
+        if isinstance(found, dict):
+            found = [{"name": name, **one} for name, one in found.items()]
+        return [[_cell(one, column) for column in self.columns.values()] for one in found]
+
+
+def _cell(one: dict[str, Any], column: str) -> str:
+    name, _, form = column.partition(":")
+    value = one.get(name)
+    if isinstance(value, dict):
+        return ", ".join(f"{part} {format(figure, form)}" for part, figure in value.items())
+    if isinstance(value, list):
+        return ", ".join(format(figure, form) for figure in value)
+    return "" if value is None else format(value, form)
+
+
+MS = {"median ms": "median:.1f", "p95 ms": "p95:.1f", "worst ms": "worst:.1f"}
+EXPERIMENTS = {
+    "throughput": Experiment("Throughput", ("calls", "rounds", "only"), {
+        "": "name", "calls/s": "rate:,.0f", "callqueue is x": "ratio:.2f", "CPU ms a call": "cpu_ms:.2f",
+        "of which": "cpu_parts:.2f", "the API's CPU ms": "api_cpu_ms:.2f",
+    }),
+    "latency": Experiment("Latency", ("sends", "only"), {
+        "from send to the wire, idle": "name", **MS,
+    }),
+    "flat": Experiment("Flat", ("waiting", "keys", "counted"), {
+        "a pass, median": "what", "small ms": "small_ms:.2f", "large ms": "large_ms:.2f", "ratio": "ratio:.2f",
+        "statements": "small_statements:.0f", "of large": "large_statements:.0f",
+    }),
+    "parts": Experiment("Parts of a call", ("calls",), {
+        "one process, full messages": "name", "CPU ms": "cpu_ms:.3f", "wall ms": "wall_ms:.3f",
+        "functions called": "functions:.0f", "modules": "modules:.0f",
+    }),
+    "exact": Experiment("Exact", ("drain",), {
+        "a backlog": "name", "most in a window": "highest", "of": "limit", "share used": "share:.3f",
+        "goal": "goal:.2f", "of W/(W + jitter)": "of_bound:.3f", "requests a call": "per_call:.3g",
+        "messages a call": "tasks_per_call:.2f",
+    }, ("drain",)),
+    "slots": Experiment("Slow answers (p50, p95, most)", ("only",), {
+        "four slots": "name", "slow calls sent": "sent:,", "most in flight": "in_flight:,",
+        "wait for a slot, ms": "slot_ms:,.0f", "send to wire, ms": "to_wire_ms:,.0f",
+        "fast alone, p95 ms": "fast_alone_p95_ms:,.0f", "beside, p95 ms": "fast_beside_p95_ms:,.0f",
+        "memory, MB": "memory_mb", "connections": "connections", "CPU of a core": "cpu_share:.0%",
+    }),
+    "dashboard": Experiment("Dashboard", ("rows",), {
+        "as many attempts, 250 rules": "what", "median ms": "median_ms:.0f", "worst ms": "worst_ms:.0f",
+        "of it the database": "database_ms:.0f", "statements": "statements:.0f", "bytes": "bytes:,",
+    }, ("rows",)),
+    "permits": Experiment("Permits", (), {"until it may go": "name", **MS, "median ms": "median:.3f"}),
+}  # fmt: skip
+USUAL = ["throughput", "latency", "flat"]
 
 
 def main() -> None:
@@ -36,156 +98,14 @@ def main() -> None:
     if unknown := set(options.what) - EXPERIMENTS.keys():
         parser.error(f"there is no {', '.join(sorted(unknown))}; it is {usual}")
     for what in options.what or USUAL:
-        measure, *own = EXPERIMENTS[what]
-        title, head, rows, found = measure(options)
-        given = "".join(f" --{name} {getattr(options, name):g}" for name in own)
-        print(report.table(title, head, rows, f"python -m tests.benchmarks {what}{given}"))
+        made = EXPERIMENTS[what]
+        room = import_module(f"tests.benchmarks.{what}")
+        found = room.measure(*(getattr(options, name) for name in made.takes))
+        given = "".join(f" --{name} {getattr(options, name):g}" for name in made.told)
+        command = f"python -m tests.benchmarks {what}{given}"
+        print(report.table(made.title, list(made.columns), made.rows(found), command))
         report.save(OUT, what, found)
 
-
-def _of(one: dict[str, Any], **forms: str) -> list[str]:
-    return [format(one[name], form) for name, form in forms.items()]
-
-
-def throughput(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import throughput as room
-    from tests.benchmarks.contestants import ALL
-
-    found: dict[str, Any] = room.measure(options.calls, options.rounds, options.only or list(ALL))
-    ours = found.get("callqueue", {}).get("rate")
-    rows = [
-        [
-            one["name"],
-            f"{one['rate']:,.0f}",
-            f"{ours / one['rate']:.2f}" if ours else "",
-            f"{one['cpu_ms']:.2f}",
-            ", ".join(f"{role} {ms:.2f}" for role, ms in one["cpu_parts"].items()),
-            f"{one['api_cpu_ms']:.2f}",
-        ]
-        for one in found.values()
-    ]
-    head = ["", "calls/s", "callqueue is x", "CPU ms a call", "of which", "the API's CPU ms"]
-    return "Throughput", head, rows, found
-
-
-def latency(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import latency as room
-    from tests.benchmarks.contestants import ALL
-
-    found = room.measure(options.sends, options.only or list(ALL))
-    rows = [_of(one, name="", median=".1f", p95=".1f", worst=".1f") for one in found.values()]
-    head = ["from send to the wire, idle", "median ms", "p95 ms", "worst ms"]
-    return "Latency", head, rows, found
-
-
-def flat(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import flat as room
-
-    found = room.measure(options.waiting, options.keys, options.counted)
-    rows = [
-        [
-            *_of(one, what="", small_ms=".2f", large_ms=".2f"),
-            f"{one['large_ms'] / one['small_ms']:.2f}",
-            " and ".join(_of(one, small_statements=".0f", large_statements=".0f")),
-        ]
-        for one in found.values()
-    ]
-    return "Flat", ["a pass, median", "small ms", "large ms", "ratio", "statements"], rows, found
-
-
-def parts(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import parts as room
-
-    found = room.measure(options.calls)
-    figures = {"cpu_ms": "{:.3f}", "wall_ms": "{:.3f}", "functions": "{:.0f}", "modules": "{:.0f}"}
-    rows = [
-        [name, *(form.format(one[of]) if of in one else "" for of, form in figures.items())]
-        for name, one in found.items()
-    ]
-    head = ["one process, full messages", "CPU ms", "wall ms", "functions called", "modules"]
-    return "Parts of a call", head, rows, found
-
-
-def exact(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import exact as room
-
-    found = room.measure(options.drain)
-    rows = [
-        [
-            one["name"],
-            f"{one['highest']} of {one['limit']}",
-            *_of(one, share=".3f", goal=".2f", of_bound=".3f"),
-            f"{one['requests'] / one['calls']:.3g}",
-            f"{one['tasks_per_call']:.2f}",
-        ]
-        for one in found
-    ]
-    head = ["a backlog", "most in a window", "share used", "goal", "of W/(W + jitter)"]
-    return "Exact", [*head, "requests a call", "messages a call"], rows, found
-
-
-def slots(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import slots as room
-
-    def three(values: list[float] | None) -> str:
-        return "" if values is None else ", ".join(f"{value:,.0f}" for value in values)
-
-    found = room.measure(options.only)
-    rows = [
-        [
-            *_of(one, name="", sent=",", in_flight=","),
-            three(one["slot_ms"]),
-            three(one["to_wire_ms"]),
-            *_of(one, fast_alone_p95_ms=",.0f", fast_beside_p95_ms=",.0f"),
-            *_of(one, memory_mb="", connections="", cpu_share=".0%"),
-        ]
-        for one in found
-    ]
-    head = ["four slots", "slow calls sent", "most in flight", "wait for a slot, ms"]
-    head += ["send to wire, ms", "fast alone, p95 ms", "beside, p95 ms", "memory, MB"]
-    head += ["connections", "CPU of a core"]
-    return "Slow answers (p50, p95, most)", head, rows, found
-
-
-def dashboard(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import dashboard as room
-
-    found = room.measure(options.rows)
-    rows = [
-        [
-            *_of(
-                one, what="", median_ms=".0f", worst_ms=".0f", database_ms=".0f", statements=".0f"
-            ),
-            f"{one['bytes'] / 1000:.0f}" if one["bytes"] else "",
-        ]
-        for one in found.values()
-    ]
-    size = f"{options.rows:,} calls, as many attempts, 250 rules"
-    head = [size, "median ms", "worst ms", "of it the database", "statements", "kB"]
-    return "Dashboard", head, rows, found
-
-
-def permits(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import permits as room
-
-    found = room.measure()
-    rows = [[name, *_of(one, median=".3f", p95=".3f", worst=".2f")] for name, one in found.items()]
-    head = ["until it may go", "median ms", "p95 ms", "worst ms"]
-    return "Permits", head, rows, found
-
-
-# each with the options that its command is told with
-EXPERIMENTS: dict[str, tuple[Callable[[argparse.Namespace], Measured], *tuple[str, ...]]] = {
-    "throughput": (throughput,),
-    "latency": (latency,),
-    "flat": (flat,),
-    "parts": (parts,),
-    "exact": (exact, "drain"),
-    "slots": (slots,),
-    "dashboard": (dashboard, "rows"),
-    "permits": (permits,),
-}
-USUAL = ["throughput", "latency", "flat"]
 
 if __name__ == "__main__":
     main()

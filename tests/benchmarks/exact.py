@@ -90,6 +90,7 @@ def _measure(scenario: Scenario, seconds: float) -> dict[str, Any]:
         "name": scenario.name,
         "calls": calls,
         "requests": len(instants),
+        "per_call": len(instants) / calls,
         "limit": scenario.n,
         "highest": highest_in_window(instants, scenario.window),
         "share": share,

@@ -109,6 +109,7 @@ def _pair(name: str, small: int, large: int) -> dict[str, Any]:
     return {
         "small_ms": times[0],
         "large_ms": times[1],
+        "ratio": times[1] / times[0],
         "small_statements": statements[0],
         "large_statements": statements[1],
     }

@@ -18,10 +18,10 @@ from tests.benchmarks.report import quantiles, say
 from tests.benchmarks.stage import Stage, open_stage
 
 
-def measure(calls: int, names: list[str]) -> dict[str, Any]:
+def measure(calls: int, names: list[str] | None) -> dict[str, Any]:
     """The latencies of each contestant in milliseconds."""
     found: dict[str, Any] = {}
-    for system in [contestants.ALL[name] for name in names if name != "loops"]:
+    for system in [contestants.ALL[name] for name in names or contestants.ALL if name != "loops"]:
         say(f"latency: {system.name}")
         with open_stage(contestants.SETTINGS) as on:
             contestant = system(on)

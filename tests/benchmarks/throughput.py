@@ -37,8 +37,9 @@ class Measured:
         return sum(self.cpu.values()) * 1000 / self.count
 
 
-def measure(calls: int, rounds: int, names: list[str]) -> dict[str, Any]:
+def measure(calls: int, rounds: int, names: list[str] | None) -> dict[str, Any]:
     """Every contestant, `rounds` times."""
+    names = names or list(contestants.ALL)
     found: dict[str, list[Measured]] = {name: [] for name in names}
     with open_stage(contestants.SETTINGS) as stage:
         for number in range(rounds):
@@ -52,9 +53,11 @@ def measure(calls: int, rounds: int, names: list[str]) -> dict[str, Any]:
                 say(
                     f"  {one.rate:,.0f} calls/s, sending took {one.sending:.2f} of {one.seconds:.2f} s; CPU ms: {parts}"
                 )
-    return {
-        name: _summary(contestants.ALL[name].name, rounds_of) for name, rounds_of in found.items()
-    }
+    summed = {name: _summary(contestants.ALL[name].name, some) for name, some in found.items()}
+    if "callqueue" in summed:
+        for own in summed.values():
+            own["ratio"] = summed["callqueue"]["rate"] / own["rate"]
+    return summed
 
 
 def _round(stage: Stage, contestant: Contestant, calls: int) -> Measured:
