@@ -94,9 +94,7 @@ class CallActions(OwnAdmin):
     def _work(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, choice: str
     ) -> None:
-        """Do what was confirmed, for WORKS_S seconds, with the calls that were there when it was
-        asked.
-        """
+        """For WORKS_S seconds, with the calls that were there when it was asked."""
         until, began = number_in(request.POST.get("until")), time.monotonic()
         move, word = Move.CANCEL, _("Cancelled")
         if action == REQUEUE:
@@ -119,7 +117,6 @@ class CallActions(OwnAdmin):
     def _ask(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, form: dict[str, Any]
     ) -> HttpResponse:
-        """The page that says which calls these are, and asks."""
         move = Move.REQUEUE_AGAIN if action == REQUEUE else Move.CANCEL
         until = _newest(calls.db)
         picked = calls.filter(status__in=move.sources, pk__lte=until)
@@ -154,7 +151,6 @@ class CallActions(OwnAdmin):
         return self.page(request, "callqueue/confirm.html", title, context)
 
     def _chosen(self, request: HttpRequest, form: Mapping[str, Any]) -> list[str]:
-        """The filters and the search of the list, where all that it shows was selected."""
         if form["select_across"] == "0" or form["only"]:
             return []
         labels = {str(status.value): str(status.label) for status in CallQueue.Status}
@@ -167,7 +163,6 @@ class CallActions(OwnAdmin):
         ]
 
     def _say(self, request: HttpRequest, action: str, count: int, left: int) -> None:
-        """What came of it."""
         if action == REQUEUE:
             changed = ngettext("%d call requeued.", "%d calls requeued.", count)
         else:
@@ -184,7 +179,6 @@ class CallActions(OwnAdmin):
 
 
 def _log(user_id: int, word: str, calls: Sequence[CallQueue], before: Mapping[int, int]) -> None:
-    """Write an entry for each call into the log of the admin."""
     for status in sorted({before[call.pk] for call in calls}):
         what = _("%(done)s. Status before: %(status)s.")
         what %= {"done": word, "status": CallQueue.Status(status).label}
@@ -198,7 +192,6 @@ def page_of(pk: int) -> str:
 
 
 def _newest(using: str) -> int:
-    """The number of the newest call there is, 0 without one."""
     pks = CallQueue.objects.using(using).order_by("-pk").values_list("pk", flat=True)
     return pks.first() or 0
 
@@ -210,7 +203,6 @@ def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
 
 
 def _about(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
-    """Why some of these calls failed, by rule: the most frequent reasons, with their counts."""
     failed = calls.exclude(error_message="")
     some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
     pairs = Counter((rule, errors.shown(why)) for rule, why in some)

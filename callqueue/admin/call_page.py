@@ -128,7 +128,6 @@ def body_of(attempt: CallAttempt) -> tuple[str, str]:
 
 
 def _events(call: CallQueue, attempts: list[CallAttempt], bodies: Mapping[int, str]) -> list[Event]:
-    """All that happened to the call, in order, its attempts among them."""
     found: list[tuple[datetime, str, str, ShownAttempt | None]] = [
         (call.created_dt, _("created"), "new", None)
     ]

@@ -144,19 +144,16 @@ class CallQueueAdmin(LongAdmin, CallActions):
         return self.page(request, "callqueue/call.html", _("Call %d") % call.pk, context)
 
     def _found(self, request: HttpRequest, object_id: str) -> CallQueue | None:
-        """The call of this number, for those who may view calls."""
         self.check_may_view(request)
         number = number_in(unquote(object_id))
         calls = CallQueue.objects.using(router.db_for_write(CallQueue))
         return None if number is None else calls.filter(pk=number).first()
 
     def _gone(self: Any, request: HttpRequest, object_id: str) -> HttpResponse:
-        """A number that no call has leads back to the index."""
         gone: HttpResponse = self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
         return gone
 
     def _offered(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
-        """What the user may do to the call."""
         is_permit = call.method == states.PERMIT  # made again by nobody
         requeuable = () if is_permit else states.Move.REQUEUE_AGAIN.sources
         editable = () if is_permit else (states.FAILED,)

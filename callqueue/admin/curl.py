@@ -65,7 +65,6 @@ def _marked(value: Any) -> Any:
 
 
 def _form(fields: Any) -> str:
-    """A form or a query as text; None is left out."""
     pairs = list(fields.items()) if isinstance(fields, dict) else fields
     if not isinstance(pairs, list) or not all(isinstance(p, list | tuple) for p in pairs):
         return str(fields)
@@ -83,9 +82,7 @@ def _header(name: str, value: Any) -> str:
 
 
 def _shell(text: str) -> str:
-    """One shell word: everything in single quotes, except the secrets, in double quotes. What is
-    not printable is escaped as bash, zsh and POSIX 2024 have it.
-    """
+    """One word: secrets in double quotes, control characters as bash, zsh, POSIX 2024 have it."""
     words = []
     for index, part in enumerate(re.split(f"{_BEGIN}(\\w*){_END}", text.replace("\0", ""))):
         if index % 2:

@@ -118,7 +118,6 @@ def _sorted(seen: Look, order: str) -> Sequence[RuleLook]:
 
 
 def _row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
-    """One rule, as the table shows it."""
     later = f" + {words.count(rule.waits.later)}" if rule.waits.later else ""
     hour = rule.recent.hour
     return {

@@ -123,9 +123,7 @@ def _laid_over(edited: Any, seen: Any, stored: Any, path: str) -> Any:
 
 
 def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
-    """A call stays what it is, and what the reader may not see is neither shown nor sent where the
-    reader wants.
-    """
+    """A call stays what it is, and what is hidden is neither shown nor sent elsewhere."""
     if _differs(_kind(laid), _kind(stored)):
         raise InvalidCall(
             "call_data",
@@ -154,9 +152,7 @@ def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
 
 
 def _kind(call_data: Any) -> Any:
-    """What kind of thing a call is: its method, and of its params what says where it goes or what
-    it runs.
-    """
+    """Its method, and of its params what says where it goes or what it runs."""
     if not isinstance(call_data, dict) or not isinstance(call_data.get("params"), dict):
         return call_data
     method, params = call_data.get("method"), call_data["params"]

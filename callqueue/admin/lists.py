@@ -82,9 +82,7 @@ class LongList(OwnList):
         self.paginator = self.model_admin.get_paginator(request, self.queryset, size)
 
     def _next(self, matching: set[int] | None) -> list[int]:
-        """The numbers of the page's rows, newest first, and one more. `matching`: all there are, if
-        few.
-        """
+        """The page's numbers, newest first, and one more. `matching`: all there are, if few."""
         start, most = self.before, self.list_per_page + 1
         if start is None:
             pks = self.root_queryset.order_by("-pk").values_list("pk", flat=True)
@@ -140,8 +138,6 @@ def number_in(text: str | None) -> int | None:
 
 
 class _Filter(admin.SimpleListFilter):
-    """A filter that narrows the rows by the condition that its value means."""
-
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
         return queryset if value is None else queryset.filter(self.condition(value, queryset.db))

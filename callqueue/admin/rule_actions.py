@@ -67,7 +67,6 @@ def _nothing_changed(error: Exception) -> str:
 
 
 def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
-    """Says first how much would wait, and asks for how long; does it once that was confirmed."""
     conf.current().rule(rule)
     names, is_confirmed, problem = ("how", "for", "key", "reason"), "confirm" in request.POST, ""
     asked = {name: request.POST.get(name, "").strip()[: MAX_TEXT + 1] for name in names}
@@ -119,7 +118,6 @@ def _resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> str:
 
 
 def _change(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
-    """Says first what it would do; does it once that was confirmed."""
     if "confirm" not in request.POST:
         return _preview(request, admin, rule, request.POST)
     budget_id, rate = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
@@ -141,7 +139,6 @@ def preview(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
 def _preview(
     request: HttpRequest, admin: OwnAdmin, rule: str, asked: Mapping[str, str]
 ) -> HttpResponse:
-    """What another rate would do to every rule that shares the limit."""
     budget_id, rate = asked.get("limit", ""), asked.get("rate", "").strip()
     config = conf.current()
     config.rule(rule)
@@ -171,9 +168,7 @@ def _preview(
 
 
 def _concerned(before: RuleLook, after: RuleLook) -> dict[str, Any]:
-    """What a change does to one rule: what comes in and goes out, and until when its backlog is
-    drained, now and then.
-    """
+    """What comes in and goes out, and until when the backlog is drained, now and then."""
     old, new = before.seconds(), after.seconds()
     return {
         "name": before.name,
@@ -201,7 +196,6 @@ def _against_traffic(rules: Sequence[RuleLook], limit: Limit) -> str:
 
 
 def _of_dispensers(told: Sequence[Note]) -> list[Note]:
-    """What there is to say of dispensers that is not well."""
     return [one for one in told if one.what == "dispenser" and one.kind == "bad"]
 
 
@@ -226,14 +220,11 @@ def in_words(seconds: float | None) -> str:
 
 
 def _key(text: str) -> Any:
-    """A key as `send` takes it: a mapping is written as JSON. What is too long for one is not
-    read.
-    """
+    """As `send` takes it: a mapping is JSON. What is too long for one is not read."""
     return text if len(text) > MAX_TEXT else dict(key_parts(text)) or text
 
 
 def _back(rule: str) -> HttpResponse:
-    """To the page of the rule; to the dashboard where there is no such rule."""
     if rule in conf.current().rules:
         return HttpResponseRedirect(rule_url(rule))
     return HttpResponseRedirect(reverse("admin:callqueue_dashboard"))

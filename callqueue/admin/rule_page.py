@@ -110,7 +110,6 @@ def ends(rule: RuleLook, seconds: float | None) -> str:
 
 
 def _limit(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
-    """One limit: what is used of it now, and when something is free again."""
     opens, at = "", limit.opens_at
     if not limit.free:
         soonest = seen.now + SECOND
@@ -147,7 +146,6 @@ def _audited(name: str) -> list[dict[str, Any]]:
 
 
 def _logged(name: str) -> list[tuple[str, str, str]]:
-    """What was done to the rule, when and by whom, the newest first."""
     rows = LogEntry.objects.filter(
         content_type__app_label="callqueue", content_type__model="rulestate", object_id=name
     )
@@ -204,9 +202,7 @@ def _errors(name: str, now: Any) -> dict[str, Any]:
 
 
 def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
-    """The sums, by calendar days and lately, and a chart of the last 24 hours. Sums are in ledger
-    time, to a quarter of an hour.
-    """
+    """Sums are in ledger time, to a quarter of an hour."""
     now, here, moved = int(seen.time.timestamp()), seen.time, seen.moved // SECOND
     zone = _zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -252,7 +248,6 @@ def _counts(one: Sums) -> list[str]:
 
 
 def _within(buckets: list[int]) -> str:
-    """Within what nearly all were, as far as the buckets say; empty where none was."""
     bound = sums.share_within(buckets, NEARLY_ALL)
     if bound is None:
         return ""

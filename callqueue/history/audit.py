@@ -121,7 +121,6 @@ def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Aud
 
 
 def _longest_lag(book: Book) -> int:
-    """How long after it was sent an attempt may end."""
     longest = max((rule.total_timeout for rule in book.rules.values()), default=0.0)
     return round((longest + conf.current().grace) * SECOND) + SLACK
 
@@ -129,10 +128,8 @@ def _longest_lag(book: Book) -> int:
 def _in_order(
     attempts: Iterable[Seen], flights: Container[str], now: Us, lag: int
 ) -> Iterator[tuple[Us, bool, int, Seen]]:
-    """When each attempt was counted, and of those of `flights` when it was begun, by the instant:
-    whether it is that, a running number, and the attempt. `lag`: how long after it was sent an
-    attempt may end.
-    """
+    """When each was counted, and of `flights` begun: (is it that, a running number, the attempt).
+    `lag`: how long after it was sent an attempt may end."""
     upcoming: list[tuple[Us, bool, int, Seen]] = []
     for number, seen in enumerate(attempts):
         heapq.heappush(upcoming, (seen.counted, False, number, seen))
@@ -146,8 +143,6 @@ def _in_order(
 
 
 class _Audited:
-    """A budget with a tally for each value of its `per`."""
-
     def __init__(self, budget: Budget) -> None:
         self.budget, self.limit = budget, budget.limit
         self.is_of_flights = budget.limit.counts_in_flight
@@ -283,7 +278,6 @@ def _ended(using: str, what: str, rule: str, cut: Us) -> Iterator[Seen]:
 
 
 def _rows(using: str, what: str, where: str, params: list[Any]) -> list[Any]:
-    """Attempts, their instants in microseconds."""
     columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", what)]
     instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at", "released_at")
     listed = ", ".join(columns + [micros_sql(using, instant) for instant in instants])

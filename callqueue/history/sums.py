@@ -195,9 +195,7 @@ def _locked(using: str) -> Any:
 
 
 def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
-    """What ended in (since, until], by minutes of ledger time that was moved so far. One
-    statement.
-    """
+    """What ended in (since, until], by minutes of ledger time. One statement."""
     names = list(conf.current().rules)
     sent, ended = micros_sql(using, "a.sent_at"), micros_sql(using, "a.finished_at")
     due = f"({micros_sql(using, 'c.due_at_dt')} - {moved})"
@@ -226,9 +224,7 @@ def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
 
 
 def _bucket(length: str) -> str:
-    """SQL: the bucket of a length of time in microseconds; -1 where it is not known. A call that is
-    tried again is due anew, after it was sent.
-    """
+    """SQL: -1 where it is not known. A call that is tried again is due anew, after it was sent."""
     cases = " ".join(
         f"WHEN {length} <= {round(bound * SECOND)} THEN {place}"
         for place, bound in enumerate(BOUNDS)
@@ -263,7 +259,6 @@ def _of_row(row: Any) -> Sums:
 
 
 def _longer(found: Stretches, width: int) -> Stretches:
-    """The same by longer stretches: sums of their own."""
     longer: Stretches = {}
     for (rule, _, start), one in found.items():
         at = start // width * width if width else 0
@@ -272,7 +267,6 @@ def _longer(found: Stretches, width: int) -> Stretches:
 
 
 def _read(found: Any) -> dict[str, Sums]:
-    """By rule, what these rows come to together."""
     by_rule: dict[str, Sums] = {}
     for rule, *counts in found.values_list("rule", *COLUMNS):
         by_rule.setdefault(rule, Sums()).add(Sums(*counts))

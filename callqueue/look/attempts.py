@@ -159,9 +159,7 @@ def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
 
 
 def _pace(listed: Sequence[tuple[int, int, bool]]) -> Pace:
-    """The pace of what was answered, by queue: so many, microseconds together, and whether any is
-    stamped.
-    """
+    """By queue: so many, microseconds together, and whether any is stamped."""
     if not (many := sum(count for count, _, _ in listed)):
         return Pace()
     latency = sum(us for _, us, _ in listed) / SECOND / many

@@ -234,9 +234,7 @@ def _migrations(facts: Facts) -> str:
 
 
 def _clock(facts: Facts) -> str:
-    """This host's clock and the database's agree. Limits count by the database's alone;
-    `expires_at` is checked by both.
-    """
+    """Limits count by the database's alone; `expires_at` is checked by both."""
     before = time.time()
     theirs = database.clock(facts.using).timestamp()
     skew = min(0.0, theirs - before) + max(0.0, theirs - time.time())
@@ -373,9 +371,7 @@ def _calls(facts: Facts) -> str:
 
 
 def _ledger(facts: Facts) -> str:
-    """It is not older than the world, nor younger. A database that was put back to an earlier state
-    does not know the latest calls, and would make their slots, and some of them, a second time.
-    """
+    """One put back to an earlier state knows no latest calls, and would make some again."""
     signs, using = [], facts.using
     reading, skew = ledger_time.read(using), timedelta(seconds=SKEW_S)
     newest = tables.attempts(using).order_by("-pk").values_list("released_at", flat=True)[:100]
@@ -425,7 +421,6 @@ def _celery_app() -> Any:
 
 
 def _is_eager() -> bool:
-    """Whether tasks run in the process that sends them, without broker and workers."""
     return bool(_celery_app().conf.task_always_eager)
 
 
@@ -438,9 +433,7 @@ def _connect_to_broker() -> None:
 
 
 def _queues_of_rules(using: str) -> set[str]:
-    """The queues of all rules, by the broker's names. The built-in default rule counts only where
-    calls wait for it.
-    """
+    """By the broker's names; the built-in default rule counts only where calls wait for it."""
     rules, default = conf.current().rules, str(_celery_app().conf.task_default_queue)
     names: Iterable[str] = rules
     if rules["default"] is conf.DEFAULTS["RULES"]["default"]:

@@ -115,9 +115,7 @@ def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
 
 
 def _passed(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
-    """Whichever holds them longest: of each gate the whole periods, and then the others for what is
-    left.
-    """
+    """Of each gate the whole periods, and then the others for what is left."""
     longest = 0.0
     for gate in gates:
         alone = gate.seconds(gate.amount(calls), now)

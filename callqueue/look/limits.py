@@ -132,7 +132,6 @@ def unused(book: Book, budget: Budget, now: Us) -> LimitLook:
 
 
 def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
-    """What passes remember of these groups."""
     groups = list(groups)
     memos = rule_rows.memos(using, [rule for group in groups for rule in group])
     found = ledger.Memo()
@@ -147,9 +146,7 @@ def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.M
 
 
 def _values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
-    """The values of a budget's `per` that it has charges of, of tallied ones the fullest; or that
-    of a key.
-    """
+    """Those with charges; of tallied ones the fullest; or that of a key."""
     if key is not None and budget.limit.is_keyed:
         return [budget.value_of(key, "")]
     if budget.limit.is_per_rule:
@@ -168,7 +165,6 @@ def _is_spread(account: ledger.Account, budget: Budget) -> bool:
 
 
 def _has_room(account: ledger.Account, budget: Budget, backlog: Mapping[str, int]) -> bool:
-    """Whether all of these calls fit in what is free of a limit per rule."""
     calls = sum(backlog.get(rule, 0) for rule in budget.rules)
     return budget.limit.unit == "calls" and calls < account.meter(budget, "").free
 
@@ -210,13 +206,11 @@ def _look(
 
 
 def _opens(meter: Meter) -> tuple[float, int]:
-    """When it has room for one more, and how much of it is used."""
     at = meter.free_at(1)
     return (math.inf if at is None else at, meter.used)
 
 
 def _has_all_queues(account: ledger.Account, budget: Budget) -> bool:
-    """Whether each rule that it is of may go by any of its queues."""
     queues = set(account.book.queues_of(budget))
     return all(set(account.book.rules[rule].queue_names) == queues for rule in budget.rules)
 
@@ -229,9 +223,7 @@ def _meter(
     spread: Spread,
     in_flight: int,
 ) -> Meter:
-    """A meter of the fullest value, which knows when what it holds leaves. A tally knows how much
-    that is, and not when; the sums know how it is spread.
-    """
+    """Of the fullest value. A tally knows how much it holds; the sums, when that leaves."""
     limit, now = budget.limit, account.now
     if value not in meters:
         return limit.meter_with(limit.capacity, now)
@@ -242,14 +234,11 @@ def _meter(
 
 
 def _is_few(limit: Limit) -> bool:
-    """Whether what its window holds may be read one by one."""
     return limit.is_keyed and limit.capacity <= COARSE and not limit.is_calendar
 
 
 def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us, int]]:
-    """What the ended attempts of one value of a key charge, and from when that ages. One statement.
-    Those of a part of keys are found among all keys that mention it.
-    """
+    """From when each ages. One statement; a part of keys is found among all that mention it."""
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
     found = charged.filter(rule__in=budget.charging).order_by()
@@ -305,9 +294,7 @@ def _is_short(limit: Limit) -> bool:
 
 
 def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tuple[Us, int]]]:
-    """By budget, how many calls ended when in its long window, the oldest first, by stretches. One
-    statement, if there are any budgets.
-    """
+    """By budget, how many calls ended when in its long window, by stretches. One statement."""
     budgets = [budget for budget in budgets if not _is_short(budget.limit)]
     if not budgets:
         return {}
@@ -337,9 +324,7 @@ def _width(window_us: int) -> int:
 
 
 def _shared_out(used: int, spread: Spread, now: Us) -> list[tuple[Us, int]]:
-    """So much in all, shared out as the calls are, the first at least one; where nothing is known
-    of those, as of now.
-    """
+    """As the calls are, the first at least one; where nothing is known of those, as of now."""
     whole = sum(count for _, count in spread)
     if not whole:
         return [(now, used)] if used else []

@@ -220,7 +220,6 @@ class RuleLook:
 
     @property
     def _why_stopped(self) -> str:
-        """Why nobody can say when any of its calls goes."""
         if self.has_fallen_silent:  # one that ended, or never ran, may start now
             return "no_dispenser"
         if self.stalls and {one.queue for one in self.stalls} >= set(self.rule.queue_names):
@@ -240,7 +239,6 @@ class RuleLook:
 
     @property
     def _has_waited(self) -> bool:
-        """Whether calls wait, the oldest for longer than a moment."""
         return self.waits.ready > 0 and (self.oldest_due_s or 0.0) >= PATIENCE_S
 
     @property

@@ -122,7 +122,6 @@ def _stalls(look: Look) -> Iterator[Note]:
 
 
 def _troubles(look: Look) -> Iterator[Note]:
-    """The rules that are not well, by what ails them."""
     for trouble, sentence in TROUBLES.items():
         if ill := [rule for rule in look.rules if trouble in rule.troubles]:
             is_long = trouble == "held"
@@ -143,7 +142,6 @@ def _troubles(look: Look) -> Iterator[Note]:
 
 
 def _held(rule: RuleLook) -> str:
-    """The rule, who laid the hold, and how many calls wait."""
     who = {
         "breaker": _("by its breaker"),
         "operator": _("by an operator"),
@@ -155,7 +153,6 @@ def _held(rule: RuleLook) -> str:
 
 
 def _in_and_out(rule: RuleLook) -> str:
-    """How many calls of a rule come in and go out."""
     values = {
         "rule": rule.name,
         "in": words.rate(rule.incoming),
@@ -165,7 +162,6 @@ def _in_and_out(rule: RuleLook) -> str:
 
 
 def _limits(look: Look) -> Iterator[Note]:
-    """The limits that are used up for longer than people like to wait."""
     told: set[str] = set()
     for rule in look.rules:
         limit = rule.binding
@@ -209,7 +205,6 @@ def _workers(look: Look) -> Iterator[Note]:
 
 
 def _end(look: Look) -> Note:
-    """When all is done."""
     ends = {rule.name: rule.seconds() for rule in look.rules if rule.waits.ready}
     if not ends:
         return Note(WELL, "done", _("Nothing waits."))

@@ -75,9 +75,7 @@ def look(
 
 
 def _with_rates(known: _Known, seen: Look, rates: Mapping[str, str]) -> Look:
-    """The look as if limits had these rates. What kept calls back until now are the limits as they
-    were: by them is judged whether the workers are slow.
-    """
+    """Whether workers are slow is judged by the limits as they were."""
     then = known.with_book(seen.book.with_rates(rates))
     found = [replace(_rule(then, one.name), is_limited=one.is_limited) for one in seen.rules]
     return replace(seen, book=then.book, rules=found, before=seen)
@@ -155,8 +153,6 @@ def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of all rules."""
-
     using: str
     book: Book
     now: Us
@@ -223,7 +219,6 @@ def _newest_paces(
 
 
 def _gate(known: _Known, name: str, one: LimitLook) -> Gate:
-    """The limit as the rule's backlog comes to it."""
     budget, rule = one.budget, known.book.rules[name]
     limit, cost = budget.limit, known.costs.get((name, budget.limit.unit), 1.0)
     gate = Gate(limit, one.meter, cost=cost, charged_s=_charged_s(known, name, one))
@@ -259,9 +254,7 @@ def _charged_s(known: _Known, name: str, one: LimitLook) -> float:
 
 @dataclass(frozen=True)
 class _KeysHeld:
-    """Holds on keys of a rule: how many, how many calls they keep back, and for how many seconds
-    the last of those.
-    """
+    """Holds on keys of a rule: how many, how many calls they keep back, for how many seconds."""
 
     count: int = 0
     calls: int = 0
@@ -271,9 +264,7 @@ class _KeysHeld:
 def _holds(
     using: str, now: Us, moved: int, key: str | None
 ) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
-    """By rule, the holds in force on the whole rule and on queues, a few of those on keys, the last
-    to end first, and those on this key; and what all on keys come to. One statement.
-    """
+    """By rule; of those on keys a few, the last to end first, and what all come to."""
     held: dict[str, list[HoldLook]] = {}
     on_keys: dict[str, _KeysHeld] = {}
     at, values = (
@@ -294,7 +285,7 @@ def _holds(
 
 
 def _holds_sql(using: str, values: Sequence[str]) -> str:
-    """The statement: a row for each hold that is shown, and one for those on keys of each rule."""
+    """A row for each hold that is shown, and one for those on keys of each rule."""
     holds = tables.name(using, "Hold")
     value, until, key = (quoted(using, name) for name in ("value", "until", "key"))
     place = (
@@ -328,9 +319,7 @@ def _holds_sql(using: str, values: Sequence[str]) -> str:
 
 
 def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
-    """By rule and unit, what a waiting call costs, from those that go next; empty where all limits
-    are of calls.
-    """
+    """By rule and unit, of the calls that go next; empty where all limits are of calls."""
     units = {
         (name, one.budget.limit.unit)
         for name, listed in known.limits.items()
@@ -357,9 +346,7 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
 
 
 def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
-    """How the calls are spread over the values of limits that are per part of a key: so many calls
-    each, for so many values. Few rows of one statement, where there are any such limits.
-    """
+    """So many calls each, for so many values. One statement of few rows."""
     wanted = [
         (name, budget.limit.per)
         for name, waits in known.waits.items()

@@ -126,7 +126,6 @@ def _counts_sql(
 
 
 def _all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
-    """How many calls of each rule wait, whenever they are due."""
     sql = (
         f"SELECT rule, COUNT(*) FROM {tables.name(using, 'CallQueue')} "
         f"WHERE {WAITING} AND rule IN ({places(names)}) GROUP BY rule"

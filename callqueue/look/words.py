@@ -63,9 +63,7 @@ def count(number: float) -> str:
 
 
 def _parts(seconds: float) -> list[tuple[TimeFrameLiteral, int]]:
-    """A length of time as exactly as somebody who waits wants it: in one unit, or in two of which
-    the first says little.
-    """
+    """As exactly as one who waits wants it: in one unit, or two where the first says little."""
     whole = round(seconds)
     if whole < 2 * MINUTE:
         return [("second" if whole == 1 else "seconds", whole)]

@@ -139,7 +139,6 @@ def _let_go_of_stdout() -> None:
 
 
 def _what_ails(using: str, error: Exception) -> str:
-    """Whether the database is away, or refuses what was asked of it."""
     connection, hint = connections[using], ""
     if not connection.in_atomic_block:
         hint = " (are all migrations applied? see callqueue_doctor)"

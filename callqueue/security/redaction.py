@@ -108,9 +108,7 @@ def _is_telling(name: str) -> bool:
 
 
 def _at(place: str, value: Any) -> Any:
-    """A cookie is a credential, whatever it is called; of [user, password] the password is, and a
-    user without one.
-    """
+    """A cookie is a credential; of [user, password] the password is, and a user without one."""
     if place == "url":
         return redact_url(value)
     if place == "cookies":
@@ -130,9 +128,7 @@ def _at(place: str, value: Any) -> Any:
 def _by_name(
     name: object, value: Any, depth: int, *, is_query: bool = False, counts: bool = True
 ) -> Any:
-    """The value, or what is shown for it: "max_tokens": 1500 is an amount and no token; flags and
-    empty values tell nothing either.
-    """
+    """ "max_tokens": 1500 is an amount and no token; flags and empty values tell nothing."""
     if value is None or _tells_nothing(value):
         return value
     if not is_telling(name) and not (is_query and str(name).lower() in _IN_QUERY):
@@ -193,9 +189,7 @@ def _redact_pair(found: re.Match[str]) -> str:
 
 
 def _redact_scheme(found: re.Match[str]) -> str:
-    """ "Basic" and "Token" are words too: what follows them is a credential when it does not look
-    like one.
-    """
+    """ "Basic" and "Token" are words too: a credential follows that does not look like one."""
     scheme, gap, value = found.groups()
     if scheme.lower() == "bearer" or not value.isalpha() or len(value) > 24:
         return f"{scheme}{gap}{REDACTED}"

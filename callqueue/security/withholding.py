@@ -151,9 +151,7 @@ def _without(pieces: list[str], values: tuple[str, ...]) -> str:
 
 
 def _readings(text: str) -> Iterator[str]:
-    """The text as it stands, and as it would be decoded, again and again while that changes it.
-    Each is UTF-8 of which a byte is a character, but for what Latin-1 has.
-    """
+    """As it stands, and decoded again and again while that changes it; a byte is a character."""
     text = _folded(text)
     yield text
     for _ in range(LAYERS):
@@ -250,9 +248,8 @@ def _wanted(values: tuple[str, ...]) -> _Wanted | None:
 
 
 def _pieces(value: str) -> Iterator[tuple[str, bool]]:
-    """The parts of a value that are secret, and whether each is known only as a whole. "https://",
-    "Bearer " and the frame of a key are not; of a URL, clients tell host and path on their own.
-    """
+    """Without "https://", "Bearer " and a key's frame; of a URL, host and path on their own.
+    Each with whether it is known only as a whole."""
     pieces = [(value, False), (value.strip(), False)]
     if scheme := _SCHEME.match(value):
         pieces = [(value[scheme.end() :], False)]
@@ -272,9 +269,7 @@ def _pieces(value: str) -> Iterator[tuple[str, bool]]:
 
 
 def _encoded(piece: str) -> Iterator[tuple[int, str]]:
-    """Its hex, and its base64 at each offset in a longer text: the characters that it alone
-    decides; each with how many of them in a row tell it.
-    """
+    """Hex, and base64 at each offset: the characters it alone decides, and how many tell it."""
     encodings = ("utf-8", "latin-1") if max(piece) < "\u0100" else ("utf-8",)
     for raw in {piece.encode(name, "surrogatepass") for name in encodings}:
         yield HEX_PART, raw.hex()
@@ -292,9 +287,7 @@ def _encoded(piece: str) -> Iterator[tuple[int, str]]:
 
 
 def _without_payload(text: str, strings: Sequence[str]) -> str:
-    """The text without these strings, as they stand or as an error shows them, and without parts
-    of 24 characters of the longer ones.
-    """
+    """As they stand or as an error shows them, and parts of 24 characters of the longer ones."""
     forms = sorted({form for string in strings for form in _spelled(string)}, key=len, reverse=True)
     long = "\0".join(form for form in forms if len(form) > _PAYLOAD_PART)
     text = "".join(_runs(text, long)) if long else text
@@ -305,9 +298,7 @@ def _without_payload(text: str, strings: Sequence[str]) -> str:
 
 
 def _runs(text: str, long: str) -> Iterator[str]:
-    """The text, with what is in the other for 24 characters or more replaced. Of each such run one
-    step of half its length is in there too.
-    """
+    """What is in the other for 24 characters or more: of each run half a step is in there too."""
     step, done, at = _PAYLOAD_PART // 2, 0, 0
     while at + step <= len(text):
         begin, end = at, at + step
@@ -370,9 +361,7 @@ def cleaned(text: str) -> str:
 
 
 def _tells_nothing(record: logging.LogRecord) -> bool:
-    """Whether the record may be logged: neither its text, nor its traceback, nor what was given
-    beside them tells a secret of the call in hand.
-    """
+    """Neither its text, its traceback nor what was given beside them tells a secret in hand."""
     values = _in_hand.get()[0]
     if not values:
         return True

@@ -57,8 +57,6 @@ def _reach() -> Reach:
 
 
 class _Asking:
-    """One call's asking for secrets: what it got, and where it goes."""
-
     def __init__(self, rule: str, key: str) -> None:
         self.rule, self.key = rule, key
         self.host, self.port = "", 0

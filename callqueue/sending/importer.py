@@ -80,7 +80,7 @@ def _prepared(
     names_secrets: bool,
     refused: Refused,
 ) -> Iterator[CallQueue | None]:
-    """The unsaved row of each good line; None for a line that is bad or discarded."""
+    """None for a line that is bad or discarded."""
     for number, text in _documents(source):
         done.lines += 1
         call = None
@@ -97,9 +97,7 @@ def _prepared(
 
 
 def _documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Each line that is not empty, with its number; or one document with its first line's, where
-    the first line alone is none and what follows goes on with it.
-    """
+    """Each line that is not empty, with its number; or one document, if the first line is none."""
     number, first, rest = 1, source.readline().removeprefix(BOM), iter(source)
     while first and not first.strip():
         number, first = number + 1, source.readline()

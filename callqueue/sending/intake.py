@@ -158,7 +158,6 @@ def request_of(item: Any, same: Mapping[str, Any] | None = None) -> CallRequest:
 
 
 def _routed(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None:
-    """The request with what the router adds; None where it discards the call."""
     router = conf.current().router
     answer = None if router is None else router(deepcopy(data))  # what it changes is not checked
     if answer is None:
@@ -197,7 +196,6 @@ def _first_for(host: str, places: tuple[tuple[str, str], ...]) -> str | None:
 
 
 def _path(data: Mapping[str, Any]) -> str:
-    """The path of the call's URL, for lists and searches: redacted as it is where it is shown."""
     path = urlsplit(data["params"]["url"]).path
     return str(redact_url(path) if "=" in path or "@" in path else path)[:255]
 
@@ -214,7 +212,6 @@ def _check_key_parts(key: str, rule: Rule, name: str) -> None:
 
 
 def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
-    """Refuse a cost that some limit of the rule never admits."""
     for budget in config.book.budgets[name]:
         wanted = cost_of(cost, budget.limit.unit)
         if wanted > budget.limit.capacity:

@@ -52,9 +52,7 @@ def plain_copy(
 
 
 class _Copying:
-    """One copy. `least` is how many bytes of JSON it has at the least, and is bounded: so that what
-    shares its parts ends in time.
-    """
+    """`least`: its bytes of JSON at the least, bounded: what shares its parts ends in time."""
 
     def __init__(self, max_bytes: int, secret_names: Collection[str]) -> None:
         self.max_bytes, self.secret_names = max_bytes, secret_names
@@ -229,7 +227,6 @@ def check_callback(callback: object) -> str | None:
 
 
 def _part(name: object, value: object) -> tuple[str, str]:
-    """A name of a key, and its value as text."""
     named = _name("key", name, "has a name that is not a string but")
     field = path_of("key", named)
     if isinstance(value, bool) or not isinstance(value, str | int):

@@ -59,7 +59,6 @@ class Command(CallQueueCommand):
 
 
 def _opened(name: str) -> AbstractContextManager[IO[bytes]]:
-    """The file, or standard input."""
     if name == "-":
         return nullcontext(sys.stdin.buffer)
     try:

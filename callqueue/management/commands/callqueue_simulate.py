@@ -52,7 +52,6 @@ class Command(CallQueueCommand):
 
 
 def _cost(budgets: tuple[Budget, ...], text: str) -> Cost:
-    """What a call costs, as the option says."""
     unit, _, amount = text.rpartition("=")
     if not amount.isdecimal():
         raise wrong_use(f"--cost: {text!r} is neither a whole number nor unit=n")

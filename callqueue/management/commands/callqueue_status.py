@@ -141,7 +141,6 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _lines(seen: Look) -> Iterator[str]:
-    """A row for each rule, its limits below it; then what an operator should be told."""
     heading, *rows = table(HEADING, [_row(rule) for rule in seen.rules], right={1, 2, 3})
     yield heading
     for rule, row in zip(seen.rules, rows, strict=True):

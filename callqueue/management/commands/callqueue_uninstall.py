@@ -101,9 +101,7 @@ def _described(using: str) -> dict[str, QuerySet[Any]]:
 
 
 def _drop(using: str, plan: Plan) -> None:
-    """All of it or nothing, where a database can do that with tables. What of others points at a
-    permission, but that somebody has it, refuses: the database names it.
-    """
+    """All or nothing, where a database can. What of others points at a permission refuses."""
     for name, found in plan.rows.items():
         pks = list(found.values_list("pk", flat=True))
         for grants in _grants() if name == "permission" else ():
@@ -114,16 +112,13 @@ def _drop(using: str, plan: Plan) -> None:
 
 
 def _grants() -> list[Any]:
-    """The tables that say who has a permission."""
     users = getattr(get_user_model(), "user_permissions", None)
     group = apps.get_model("auth", "Group")
     return [one.through for one in (group.permissions, users) if one is not None]
 
 
 def _left_by_hand() -> list[str]:
-    """The host's models and old migrations that name callqueue: nothing but their owner's hand may
-    change them.
-    """
+    """The host's models and old migrations that name callqueue: their owner must change them."""
     models = [
         f"the model {field.model._meta.label}: its field {field.name}"
         for model in apps.get_app_config("callqueue").get_models()
@@ -145,7 +140,6 @@ def _tables() -> list[str]:
 
 
 def _what(plan: Plan) -> list[str]:
-    """One line for each kind of thing."""
     lines = [
         f"the foreign key {key.table.translate(QUOTES)}.{key.columns} to {key.target}"
         " (the column stays)"
