@@ -56,9 +56,7 @@ class CallQueueBackend(BaseTaskBackend):
     supports_priority = True
 
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
-        """Queue a call that runs the task, in the caller's transaction. TypeError for arguments
-        that are no JSON.
-        """
+        """In the caller's transaction. TypeError for arguments that are no JSON."""
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         params = {
@@ -166,7 +164,6 @@ class CallQueueBackend(BaseTaskBackend):
         return option(task, args, kwargs) if callable(option) else option
 
     def _result(self, call: CallQueue, task: Task[..., Any]) -> TaskResult[..., Any]:
-        """What the row and its attempts say."""
         using = call._state.db or "default"
         begun = tables.attempts(using).charged().filter(call_id=call.pk)
         attempts = list(begun.filter(started_at__isnull=False).order_by("number"))
@@ -201,9 +198,7 @@ def _discover() -> None:
 
 
 def _registered(path: str) -> Task[..., Any]:
-    """The task of this name, among those that are there: nothing is imported because a row names
-    it. LookupError where this process knows none.
-    """
+    """LookupError where there is none: nothing is imported because a row names it."""
     _discover()
     found = _loaded(path)
     if not isinstance(found, Task) or found.module_path != path:
@@ -220,9 +215,7 @@ def _loaded(path: str) -> Any:
 
 
 def _kept(value: Any, context: Context) -> Any:
-    """What a task returned, as JSON. TypeError where it is none, ValueError where it is too long
-    to be kept.
-    """
+    """As JSON: TypeError where it is none, ValueError where it is too long."""
     config = conf.current()
     value, most = normalize_json(value), config.keep(config.rules.get(context.rule))
     if (size := len(json.dumps(value))) > most:
@@ -253,9 +246,7 @@ def _errors(call: CallQueue, attempts: list[Any]) -> list[TaskError]:
 
 
 def _error(message: str) -> TaskError:
-    """An error of an attempt, by the text that was recorded. Its class is one that is loaded: the
-    API imports what a result says was raised.
-    """
+    """By the recorded text. Its class is one that is loaded: the API imports what it is named."""
     raised = _RAISED.match(message)
     kind = _loaded(raised[1]) if raised else None
     is_error = isinstance(kind, type) and issubclass(kind, BaseException)
@@ -264,9 +255,7 @@ def _error(message: str) -> TaskError:
 
 
 def _told(error: BaseException) -> str:
-    """The error as an attempt keeps it: its class's path and its words, then the end of its
-    traceback; cleaned, then cut.
-    """
+    """Its class's path, its words, the end of its traceback; cleaned, then cut."""
     kind = type(error)
     words = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")
     head = cleaned(words).replace("\n", " ")[:HEAD]

@@ -63,9 +63,7 @@ def send(
 
 
 def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-    """Have a task's message sent soon, by a thread beside this one: at once where tasks run
-    eagerly. What the broker does not take is dropped: whoever asks can ask again.
-    """
+    """By a thread, soon; at once where tasks run eagerly. What the broker refuses is dropped."""
     from celery import current_app
 
     if current_app.conf.task_always_eager and not is_in_this_process():
@@ -118,9 +116,7 @@ def _send_or_drop(name: str, args: tuple[Any, ...], queue: str) -> None:
 
 @contextmanager
 def in_this_process() -> Iterator[None]:
-    """Within, no broker is asked: what would be sent beside, and callbacks, run in this process, in
-    threads.
-    """
+    """Within, no broker is asked: what would be sent runs here, in threads."""
     _here.append(True)
     try:
         yield
@@ -204,9 +200,7 @@ def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
 
 
 def queue_of(app: Any, name: str, queue: str = "") -> str:
-    """Where a message of the task goes: to this queue, or where the task or CELERY_TASK_ROUTES
-    say.
-    """
+    """This queue, or where the task or CELERY_TASK_ROUTES say."""
     queue = queue or getattr(app.tasks.get(name), "queue", "") or ""
     found = app.amqp.router.route({"queue": queue} if queue else {}, name)["queue"]
     return str(getattr(found, "name", found))

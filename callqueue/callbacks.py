@@ -43,9 +43,7 @@ TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_
 
 
 def tell(using: str, call_ids: Sequence[int], status: int) -> None:
-    """Log the ends of calls that have just ended in `status`, and have those announced that
-    somebody is to hear of.
-    """
+    """Log these ends, and have those announced that somebody is to hear of."""
     rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     if status not in _LOGGED:
         rows = rows.filter(callback_pending=True)
@@ -175,9 +173,7 @@ def _is_past(name: str, until: datetime) -> Q:
 
 
 def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
-    """Calls that nobody else is announcing, and the claim to them. Those that were not tried yet
-    come first.
-    """
+    """Those that nobody else announces, and the claim. The untried come first."""
     with database.writing(using):
         now = database.clock(using)
         in_turn = owed.filter(_is_free("callback_at", now)).only(
@@ -194,9 +190,7 @@ def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
 def _settle(
     using: str, mine: Sequence[int], claim: datetime, sent: Sequence[int], refused: Sequence[int]
 ) -> None:
-    """Write which are sent, and let go of the others. A call that has gone on meanwhile has ended
-    anew, or will: what it owes then is not what was sent.
-    """
+    """A call that has gone on meanwhile has ended anew, or will: it owes something else then."""
     claimed = _owed(using).filter(callback_at=claim)
     claimed.filter(pk__in=sent).update(callback_pending=False)
     if refused:
@@ -210,9 +204,7 @@ def _settle(
 def _sent(
     using: str, due: Sequence[Any], late: float, tell_results: TellResults
 ) -> tuple[list[int], list[int]]:
-    """Announce these until it is late (monotonic); those of which all is sent, and those that were
-    refused. A task that cannot be sent is not tried again here, and keeps none of the others back.
-    """
+    """Until it is late (monotonic): those of which all is sent, and those refused, once each."""
     untold = [one.pk for one in due if owes_result(one.method, one.status)]
     left = set[int]() if _are_told(using, untold, tell_results) else set(untold)
     sent: list[int] = []

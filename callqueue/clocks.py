@@ -86,16 +86,12 @@ class Reading:
         return 0 if least - slack <= went <= most + slack else went - least
 
     def is_off(self, later: Reading) -> bool:
-        """Whether ledger time has gone on as time did only if the two clocks drift apart, or not
-        even then.
-        """
+        """Ledger time goes on as time does only if the clocks drift apart, or not even then."""
         least, most, _ = self._bounds(later)
         return not least - TOLERANCE <= later.at - self.at <= most + TOLERANCE
 
     def credit(self, later: Reading) -> Us:
-        """The instant that `later` may be taken for: what it read, but no more since this reading
-        than time surely went by.
-        """
+        """What `later` read, but no more since this reading than time surely went by."""
         least, _, slack = self._bounds(later)
         return min(later.at, self.at + least + slack)
 
@@ -114,9 +110,7 @@ class Reading:
 
 
 class ClockEstimate:
-    """Readings of the last seconds, taken together: each bounds how the two clocks stand to each
-    other, all bound it closer.
-    """
+    """Readings of the last seconds: each bounds how the two clocks stand, all bound it closer."""
 
     def __init__(self) -> None:
         self._readings: deque[Reading] = deque(maxlen=16)

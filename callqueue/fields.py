@@ -29,9 +29,7 @@ UNREADABLE = {"$unreadable": "no key in ENCRYPTION_KEYS opens this value"}
 
 @dataclass(frozen=True)
 class Bound:
-    """A value that is written into the row of this identity. A value that is not wrapped in this is
-    bound to its column alone.
-    """
+    """A value bound to the row of this identity, and not to its column alone."""
 
     value: Any = field(repr=False)
     row: str
@@ -114,9 +112,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return self.stored(value)
 
     def stored(self, value: Any) -> Any:
-        """The value as it is stored: sealed where there are keys, and never looking as if it were
-        where there are none.
-        """
+        """Sealed where there are keys; and never looking as if it were, where there are none."""
         data = value.value if isinstance(value, Bound) else value
         if data is None or hasattr(data, "as_sql"):
             return data
@@ -138,9 +134,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return self.unreadable if opened is None else self.read(opened)
 
     def opened(self, token: str, row: str) -> str | None:
-        """What the token holds; None where no key opens it here. `row` is empty where the value was
-        read without its row's identity.
-        """
+        """None where no key opens it here. `row` is empty where it was read without."""
         from callqueue.security.encryption import EncryptionUnavailable, Unreadable, open_sealed
 
         try:
@@ -218,9 +212,7 @@ def one_call() -> int:
 
 
 def _has_marks(value: Any) -> bool:
-    """Whether the value may be stored otherwise than it is: it has secrets, or names like their
-    marks. Reading its repr takes half of json's time.
-    """
+    """It has secrets, or names like their marks. Its repr takes half of json's time."""
     text = repr(value)
     return MARK in text or "Secret(" in text
 

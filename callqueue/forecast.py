@@ -41,9 +41,7 @@ Pairs = Sequence[tuple[LimitLook, Gate]]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Why a call waits. `position` counts from 1; `release_at` is None where no time can be given,
-    and `reason` says why.
-    """
+    """`position` counts from 1; `release_at` is None where nobody can say, and `reason` why."""
 
     reason: str
     position: int | None = None
@@ -51,9 +49,7 @@ class Forecast:
 
 
 def has_room(using: str, rule: str, key: Any = "") -> bool:
-    """Whether a call of cost 1 would be released now under this rule and key: room in every limit,
-    and no hold.
-    """
+    """Whether a call of cost 1 would go now: room in every limit of this key, and no hold."""
     config = conf.current()
     text = check_key(key)
     config.rule(rule)
@@ -120,7 +116,6 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
 
 
 def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) -> ledger.Account:
-    """What is charged now to the limits of a group of rules, for this key."""
     memo = ledger.Memo.load(group, rule_rows.memos(using, group), book.version)
     account = ledger.read(using, book, group, now, memo)
     account.read_keys([key])
@@ -128,9 +123,7 @@ def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) 
 
 
 def _fits(account: ledger.Account, rule: str, key: str, cost: Any) -> bool:
-    """Whether a call of this cost fits into every limit of its rule now, on one of the rule's
-    queues at least.
-    """
+    """In every limit of its rule, on one of its queues at least."""
     book = account.book
     return any(
         all(
@@ -143,7 +136,6 @@ def _fits(account: ledger.Account, rule: str, key: str, cost: Any) -> bool:
 
 
 def _dispatched(call: CallQueue, using: str) -> str:
-    """Where a call is that was released, since when, and until when that may last."""
     attempt = tables.attempts(using).filter(call_id=call.pk, number=call.last_attempt).first()
     queue = call.queue or _("the default queue")
     if attempt is None or attempt.finished_at is not None:
@@ -212,9 +204,7 @@ def _gate(call: CallQueue, limit: LimitLook, gate: Gate, ahead: Ahead) -> Gate:
 
 
 def _binding(call: CallQueue, rule: RuleLook) -> LimitLook | None:
-    """The limit that would let this very call go last, were it the next; None where all would let
-    it go now.
-    """
+    """Which would let this very call go last, were it next; None where all would now."""
     waits: list[tuple[float, LimitLook]] = []
     for one in rule.limits:
         cost = cost_of(call.cost, one.budget.limit.unit)
@@ -250,9 +240,7 @@ def _unforeseeable(
 
 
 def _reason(gates: Sequence[Gate], ahead: Ahead, binding: LimitLook | None, label: str) -> str:
-    """What it waits for. `label`: the limit that holds all of them longest, where that is
-    more than a moment.
-    """
+    """`label`: the limit that holds all of them longest, where that is more than a moment."""
     others = max((round(g.before) + min(ahead.calls + 1, g.beside) for g in gates), default=0)
     count = ahead.calls + others
     before = (
@@ -277,24 +265,19 @@ def _reason(gates: Sequence[Gate], ahead: Ahead, binding: LimitLook | None, labe
 
 @dataclass(frozen=True)
 class Ahead:
-    """What goes before a call: calls of its rule, and how many of them share its value of a
-    `per`.
-    """
+    """Calls of its rule before a call, and how many of them share its value of a `per`."""
 
     calls: int
     of_value: Mapping[str, int]
 
 
 def _count_ahead(call: CallQueue, book: Book, using: str) -> Ahead:
-    """What goes before this call in its rule, up to CAP and one."""
     pers = {b.limit.per for b in book.budgets[call.rule] if b.limit.is_keyed}
     return Ahead(*_in_turns(call, using, pers)) if pers else Ahead(_in_order(call, using), {})
 
 
 def _in_order(call: CallQueue, using: str) -> int:
-    """The calls of the rule that go before it: by priority, then by when they were due. Each part
-    has an index.
-    """
+    """By priority, then by when they were due. Each part has an index."""
     same = Q(priority=call.priority)
     parts = [
         Q(priority__gt=call.priority),
@@ -312,9 +295,7 @@ def _in_order(call: CallQueue, using: str) -> int:
 
 
 def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:
-    """The calls that go before it where keys take turns: of each other key as many as of its own,
-    and one; by value of each `per` too.
-    """
+    """Of each other key as many as of its own, and one; by value of each `per` too."""
     higher = _by_key(call, using, "priority > %s")
     same = _by_key(call, using, "priority = %s")
     own = _waiting(call, using).filter(priority=call.priority, key=call.key)

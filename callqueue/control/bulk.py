@@ -31,9 +31,7 @@ BY_CREATION = (states.NEW, states.DISPATCHED)
 
 
 class Batch(NamedTuple):
-    """What came of one: the number of the last call that it looked at, how many these were, and
-    how many changed.
-    """
+    """The number of the last call that it looked at, how many these were, and how many changed."""
 
     last: int
     seen: int
@@ -85,9 +83,7 @@ def _move(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
 def requeue(
     using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None
 ) -> int:
-    """Send the picked calls once more, those that may be; the count of them. DONE ones only with
-    `again`.
-    """
+    """Send once more those that may be; the count of them. DONE ones only with `again`."""
     return _all_batches(using, pick, Move.REQUEUE_AGAIN if again else Move.REQUEUE, progress)
 
 
@@ -104,9 +100,7 @@ def count(using: str, pick: Pick) -> int:
 def statuses_of(
     names: Sequence[str] | None, default: Sequence[int], legal: Sequence[int]
 ) -> tuple[int, ...]:
-    """The statuses of these names; ValueError where one is unknown, or not among the `legal`
-    ones.
-    """
+    """ValueError where a name is unknown, or not among the `legal` ones."""
     if not names:
         return tuple(default)
     allowed = {conf.NAMES_OF_STATUS[status]: status for status in legal}
@@ -144,7 +138,6 @@ def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) 
 
 
 def _since(using: str, ago: timedelta) -> Q:
-    """Calls whose end, or whose last failure, is no longer ago than that."""
     reading = ledger_time.read(using)
     cut, since = from_us(reading.wall) - ago, from_us(reading.at) - ago
     of_call = tables.attempts(using).charged().filter(call_id=OuterRef("pk"))

@@ -41,8 +41,6 @@ def execute(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 class _Message:
-    """The calls of one message, and the results that are still to be recorded."""
-
     def __init__(self, using: str, attempt_ids: Sequence[int]) -> None:
         self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.name_worker()
         self.jobs: list[Job] | None = None
@@ -79,9 +77,7 @@ class _Message:
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> None:
-    """Give back what somebody had locked when the others were begun, if it is free soon; else
-    recovery does, past its lease.
-    """
+    """What was locked when the others were begun, if it is free soon; else recovery does."""
     void = partial(claim.give_back, using, attempt_ids)
     for pause in LOCKED:
         if not database.persist(using, void, during="begin"):

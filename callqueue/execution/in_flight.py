@@ -63,9 +63,7 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 
 def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Make these calls in the task itself, whose time limits may strike them; the count of those
-    begun. Where the worker was told to go they are given back.
-    """
+    """In the task itself, whose time limits may strike them; the count of those begun."""
     starvation.pause.rest(patience(task))
     if not most():
         _give_back(using, attempt_ids)
@@ -176,9 +174,7 @@ def _worker_goes(**_: Any) -> None:
 
 @_when(signals.task_postrun)
 def _task_has_run(task: Any, **_: Any) -> None:
-    """The last task of a child that is replaced after it ends when nothing is in flight: until it
-    ends, the child is given no other, which would wait for the calls.
-    """
+    """The last task of a child ends when nothing is in flight: it is given no other until then."""
     global _tasks
     if not task.request.is_eager:
         _tasks += 1
@@ -187,9 +183,7 @@ def _task_has_run(task: Any, **_: Any) -> None:
 
 
 def _is_replaced_now(child: Any) -> bool:
-    """Whether this process, a child of the prefork pool (billiard's Worker), ends after this task:
-    it has run as many as it may, or has come to need more memory than it may.
-    """
+    """A child of the prefork pool that has run as many, or needs as much memory, as it may."""
     most_kb = getattr(child, "max_memory_per_child", None) or math.inf
     return _tasks >= (getattr(child, "maxtasks", None) or math.inf) or mem_rss() > most_kb
 

@@ -129,7 +129,6 @@ def _classified(job: Job, response: Any, cut: str, now: datetime) -> Result:
 
 
 def _default(job: Job, response: Any) -> Outcome:
-    """The verdict of a rule that has none of its own."""
     retry = job.sound_rule.retry
     return verdict(
         response.status_code,
@@ -141,7 +140,6 @@ def _default(job: Job, response: Any) -> Outcome:
 
 
 def _judged(job: Job, verdict: Outcome, now: datetime, note: str = "") -> Result:
-    """The result that a verdict makes."""
     if isinstance(verdict, Succeeded):
         return transitions.after_success(job, verdict.result, note)
     why = "; ".join(text for text in (verdict.why, note) if text not in (None, ""))
@@ -177,7 +175,6 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
 
 
 def _seconds(until: float | timedelta | datetime | None, now: datetime) -> float:
-    """How long it is until then; 0 where that is not said."""
     if isinstance(until, datetime):
         until = (until if until.tzinfo else until.replace(tzinfo=UTC)) - now
     return until.total_seconds() if isinstance(until, timedelta) else until or 0.0
@@ -284,7 +281,6 @@ def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: f
 
 
 def _plain(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers by lowercase name, cut to a sane length."""
     return {str(name).lower(): str(value).strip()[:_LONGEST] for name, value in headers.items()}
 
 
@@ -297,9 +293,7 @@ def _is_throttled(status: int, plain: Mapping[str, str]) -> bool:
 def _hold_of_limit(
     why: str, headers: Mapping[str, str], *, now: datetime, max_hold: float
 ) -> HoldUntil:
-    """Until Retry-After, which takes precedence, else until the reset of what is used up; neither
-    counts where it names no time to come.
-    """
+    """Retry-After takes precedence; neither counts where it names no time to come."""
     for read, name in ((retry_after, "Retry-After"), (rate_limit_headers, "reset in")):
         until_s, note = read(headers, now=now, max_hold=max_hold)
         if until_s:

@@ -62,9 +62,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
 
 
 def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:
-    """Write these results; the count of those that were still this worker's to write. `lazily`: the
-    commit need not wait for the disk.
-    """
+    """The count of those still this worker's. `lazily`: the commit does not wait for the disk."""
 
     def work(locked: Locked) -> Sequence[Result]:
         rows = [_columns_of_attempt(result, locked.reading) for result in results]
@@ -97,9 +95,7 @@ def lay(using: str, result: Result) -> None:
 
 
 def _sharers(using: str, rule: str, per: str) -> list[str]:
-    """The rules that a hold concerns: those that share a budget of that scope with this one, in
-    force. One statement.
-    """
+    """Those that share a budget of that scope with this one, in force. One statement."""
     budgets = settings.book_in_force(using).budgets.get(rule, ())
     sharing = {other for b in budgets if b.limit.per == per and b.limit.name for other in b.rules}
     return sorted(sharing | {rule})
@@ -131,7 +127,6 @@ def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None
 
 
 def _without_texts(result: Result, error: Exception) -> Result:
-    """The result without its texts, which this error kept from being stored."""
     unstorable(result, error)
     result.cost, result.is_bare = None, True
     return result
@@ -150,9 +145,7 @@ def unstorable(result: Result, error: Exception) -> None:
 
 
 def interruption(raised: BaseException | None) -> BaseException | None:
-    """The time limit or signal that was raised, even if something went wrong because of it; None
-    where this thread failed by itself, and would again.
-    """
+    """Even if something went wrong because of it; None where this thread failed by itself."""
     while isinstance(raised, Exception) and not isinstance(raised, SoftTimeLimitExceeded):
         raised = raised.__context__
     return raised
@@ -171,9 +164,7 @@ def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) 
 def _with_corrections(
     results: Sequence[Result], attempts: list[dict[str, Any]], late: datetime
 ) -> list[dict[str, Any]]:
-    """The columns of attempts, and of all of them their corrections where one has any. What ended
-    before `late` is recorded late.
-    """
+    """For all, where one has any. What ended before `late` is recorded late."""
     found = [
         correction(
             one.job.attempt.cost, own["cost"], one.outcome, is_late=own["finished_at"] < late

@@ -70,9 +70,7 @@ def _write(
 
 
 def _patience(using: str, rule: str) -> float | None:
-    """For how many seconds after it was sent nobody need know of a call, by the limits in force;
-    None where they ask for the answer. Tallied ones do.
-    """
+    """Seconds after it was sent, by the limits in force; None where they ask for the answer."""
     limits = [budget.limit for budget in settings.book_lately(using).budgets.get(rule, ())]
     patient = [
         limit.patience_us / SECOND

@@ -116,9 +116,7 @@ def request(
 
 
 def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
-    """As requests would prepare it, without a session's cookies, hooks and environment. A header
-    that is None takes the default one away.
-    """
+    """Without a session's cookies, hooks and environment. A header of None has no default."""
     prepared = requests.PreparedRequest()
     headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
     headers = _DEFAULT_HEADERS | headers
@@ -151,7 +149,6 @@ def _prepared_url(url: str) -> str | None:
 
 
 def _judged(url: str, policy: Policy) -> Place:
-    """Where it leads. Refused where that is closed."""
     try:
         place = place_of(url)
     except Unreadable as error:
@@ -188,9 +185,7 @@ class _Idle(deque[Connection]):
 
 
 class _Pool(HTTPConnectionPool):
-    """Connections to one place under one policy: who reuses one would have been let through to its
-    address too.
-    """
+    """To one place under one policy: who reuses one would be let through to its address too."""
 
     ConnectionCls = Connection
     QueueCls = _Idle  # type: ignore[assignment]
@@ -242,9 +237,7 @@ def pool_of(place: Place, policy: Policy) -> _Pool:
 
 
 def close_idle(seconds: float = IDLE_SECONDS) -> None:
-    """Close this process's connections that have been idle for so long: no call takes them any
-    more, and each is a descriptor.
-    """
+    """Those that no call takes any more: each is a descriptor."""
     for pool in list(_pools.values()):
         cast(_Idle, pool.pool).close_older(now() - seconds)
 
@@ -282,8 +275,6 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Adapter(HTTPAdapter):
-    """A requests adapter that sends through our pools."""
-
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
         return pool_of(here.place, here.trip.policy)
 
@@ -365,9 +356,7 @@ def _read(response: requests.Response, trip: Trip, answer: Answer) -> None:
 
 
 def _next_piece(raw: Any, wanted: int) -> bytes:
-    """Up to `wanted` decoded bytes, as soon as there are some; none at the end, with which the
-    connection goes back to its pool.
-    """
+    """As soon as there are some; none at the end, when the connection goes back."""
     encoding = raw.headers.get("content-encoding")
     if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
         if raw.tell():
@@ -402,7 +391,6 @@ def _is_brotli_bounded() -> bool:
 
 
 def _codings(listed: str) -> list[str]:
-    """The names in a list of codings, as urllib3 reads them."""
     return [name.strip() for name in listed.lower().split(",")]
 
 

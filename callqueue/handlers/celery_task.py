@@ -194,9 +194,7 @@ class _Account(TraceInfo):  # type: ignore[misc]
 
 
 def _asked_retry(retry: Any, request: Any) -> Outcome:
-    """A retry when the task says, or after the rule's backoff where it does not say when; of the
-    call as it was sent, whose arguments stay.
-    """
+    """When the task says, or after the rule's backoff; of the call as it was sent."""
     if isinstance(retry, Asked):
         return retry.outcome
     given = retry.sig or request

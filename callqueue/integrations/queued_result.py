@@ -39,9 +39,7 @@ _REVOKED = {states.CANCELLED: "revoked", states.EXPIRED: "expired"}
 
 
 class QueuedResult(AsyncResult):
-    """A Celery result that carries its call. Without a result backend, `state` and `result` are
-    read from the call.
-    """
+    """Carries its call. Without a result backend `state` and `result` are read from it."""
 
     def __init__(self, *args: Any, call: CallQueue | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,7 +75,6 @@ class QueuedResult(AsyncResult):
 
 
 def _meta_of(call: CallQueue) -> dict[str, Any]:
-    """What a result backend would say, from the call's row and its last attempt."""
     fresh = type(call).objects.using(call._state.db).filter(pk=call.pk).first()
     if fresh is None:
         return {"status": "PENDING", "result": None}

@@ -68,9 +68,7 @@ class QueuedTask(DjangoTask):
 
     @classmethod
     def bind(cls, app: Any) -> Any:
-        """Take the decorator's `priority` for the call's: Celery's is a message's, and
-        deprecated.
-        """
+        """The decorator's `priority` is the call's: Celery's is a message's, and deprecated."""
         if cls.priority is not None and not cls.__bound__:
             cls.call_priority = cls.priority
             if "priority" in cls.__dict__:
@@ -157,7 +155,6 @@ class QueuedTask(DjangoTask):
     def _checked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, if the task takes them (TypeError if not)."""
         if self.typing and (header := getattr(self, "__header__", None)) is not None:
             header(*args, **kwargs)
         dump = getattr(self, "_dump_pydantic_arguments", None)
@@ -166,7 +163,6 @@ class QueuedTask(DjangoTask):
     def _of_send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The arguments of `send`: what was given at this call, then what the decorator says."""
         stated: dict[str, Any] = {"rule": self.rule, "callback": self.callback}
         for name in ("key", "cost", "unique_key"):
             if name not in options:
@@ -181,9 +177,7 @@ class QueuedTask(DjangoTask):
         }
 
     def _priority(self, options: Mapping[str, Any]) -> int | None:
-        """What was given at this call, then what the decorator says, then what the task has that
-        sends it, where Celery's settings say so.
-        """
+        """Given here, else by the decorator, else by the task that sends it, if settings say so."""
         for stated in (options.get("priority"), self.call_priority):
             if stated is not None:
                 return int(stated)
@@ -199,7 +193,6 @@ class QueuedTask(DjangoTask):
         options: dict[str, Any],
         of_send: Mapping[str, Any],
     ) -> Any:
-        """The message that Celery would send."""
         app = self._get_app()
         stated = {"eta": of_send["not_before"], "expires": of_send["expires_at"]}
         given = {**options, **stated, "countdown": None}
@@ -255,9 +248,7 @@ def known() -> frozenset[str]:
 
 
 def refuse(task: QueuedTask, options: Mapping[str, Any]) -> None:
-    """InvalidCall for an option that cannot be honoured, at this call or stated by the task, and
-    for one that nobody knows: nothing that the caller meant is dropped in silence.
-    """
+    """InvalidCall for an option that cannot be honoured or is unknown: none is dropped silently."""
     stamps = set(options.get("stamped_headers") or ())
     for name, value in options.items():
         if value is None or name in stamps:
@@ -294,9 +285,7 @@ def renamed(error: InvalidCall, task: QueuedTask) -> InvalidCall:
 def computed(
     option: Any, task: QueuedTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """An option's value; a callable is asked, with those of the task's arguments that it names, or
-    with all as they were given where it names none, or others.
-    """
+    """A callable is asked with the task's arguments that it names, or with all."""
     option = option.__func__ if isinstance(option, staticmethod) else option
     if not callable(option):
         return option

@@ -164,9 +164,7 @@ def bind(rules: Mapping[str, Rule]) -> Book:
 
 
 def with_rate(limit: Limit, rate: str | None) -> Limit:
-    """The limit with an operator's rate; as it is where there is none, or the limit is of another
-    kind since it was given.
-    """
+    """With an operator's rate; as it is where none is, or the kind is another since."""
     try:
         return limit if rate is None else limit.with_rate(rate)
     except ImproperlyConfigured:
@@ -214,9 +212,7 @@ def key_parts(key: str) -> Mapping[str, str]:
 
 
 def groups_of(rules: Iterable[str], shares: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """By rule the names of all that share a budget with it, directly or through others, sorted.
-    `shares`: who shares each.
-    """
+    """By rule all that share a budget with it, through others too, sorted. `shares`: of each."""
     group = {rule: {rule} for rule in rules}
     for users in shares:
         merged = set().union(*(group[user] for user in users))

@@ -121,9 +121,7 @@ class CallAttempt(Table):
 
 
 class BelatedEnding(models.Model):
-    """What a call becomes whose row was locked when its answer was recorded: written by a dispenser
-    once the row is free.
-    """
+    """What becomes of a call whose row was locked at its record: a dispenser writes it later."""
 
     attempt_id = models.BigIntegerField(primary_key=True)
     call_id = models.BigIntegerField()

@@ -190,9 +190,7 @@ class CallQueue(Table):
         return gettext("call %(number)s (%(rule)s, %(status)s)") % values
 
     def requeue(self, *, again: bool = False) -> None:
-        """Send the call once more, now. From DONE only with `again=True`. IllegalTransition from
-        any other state.
-        """
+        """Send it once more, now: from DONE only with `again=True`. Else IllegalTransition."""
         type(self).objects.db_manager(self._state.db).requeue_one(self, again=again)
 
     def cancel(self) -> None:

@@ -46,9 +46,7 @@ class LedgerState(models.Model):
 
 
 class SettingsState(models.Model):
-    """What is in force for all processes, in one row: every change raises its version, and a pass
-    goes by one version.
-    """
+    """What is in force for all, in one row: a change raises its version; a pass goes by one."""
 
     id = models.PositiveSmallIntegerField(primary_key=True)
     version = models.BigIntegerField(default=0)

@@ -73,9 +73,7 @@ def is_in_callers_transaction(using: str) -> bool:
 
 
 class _Keeper:
-    """A thread with a connection to one database, that does one piece of work after the other, and
-    ends soon after the last.
-    """
+    """A thread with a connection to one database; it ends soon after its last piece of work."""
 
     def __init__(self, using: str, waiting: Works) -> None:
         self.using, self.waiting = using, waiting
@@ -85,9 +83,7 @@ class _Keeper:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has been at one piece of work for so long that others go to another keeper:
-        perhaps it waits for rows that its caller has locked.
-        """
+        """For so long at one piece that others go elsewhere: its caller may have its rows."""
         return self.began is not None and time.monotonic() - self.began > STUCK
 
     def _run(self) -> None:
@@ -99,7 +95,6 @@ class _Keeper:
             self._disconnect()
 
     def _next(self) -> _Work | None:
-        """The next work; None once there has been none for a while: it is a keeper no more."""
         with suppress(Empty):
             return self.waiting.get(timeout=IDLE)
         with _lock, suppress(Empty):
@@ -141,9 +136,7 @@ def _kept(using: str, work: Callable[[], T]) -> Future[T]:
 
 
 def _forked() -> None:
-    """A forked child has none of its parent's threads. It closes none of its connections either, as
-    some drivers do whose objects are collected: it keeps them.
-    """
+    """A child has none of these threads. It keeps their connections open: they are the parent's."""
     _of_parents.extend(_keepers.values())
     _keepers.clear()
     _lock.release()

@@ -19,9 +19,7 @@ HIGHEST = 32767  # priority
 
 @dataclass(frozen=True)
 class Wanted:
-    """A permit as it was asked for: its call's columns. `wait` and `lease` are seconds; `wait`
-    None: as long as it takes.
-    """
+    """A permit's columns. `wait` and `lease` are seconds; `wait` None: as long as it takes."""
 
     call: Mapping[str, Any] = field(repr=False)
     rule: Rule

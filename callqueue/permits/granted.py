@@ -54,9 +54,7 @@ class Permit:
         self._write(self._tell_sent)
 
     def settle(self, cost: int | Mapping[str, int]) -> None:
-        """What it cost after all, as `send` takes it. Charged when the permit ends, or now if it
-        has.
-        """
+        """What it cost after all, as `send` takes it: charged when it ends, or now if it has."""
         units = {"calls": 1, **cost} if isinstance(cost, Mapping) else cost
         checked = validation.check_cost(units)
         self._cost = checked
@@ -118,9 +116,7 @@ class Permit:
         self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at
 
     def _settle(self, cost: Any) -> None:
-        """Charge what it cost after all, though it has ended: by then tallies and levels may count
-        it as it was, so they are told. What it costs more ages from its end, with the rest.
-        """
+        """It has ended: tallies and levels may count it as it was, so they are told."""
         row = tables.attempts(self._using).filter(**self._own)
 
         def work() -> None:
@@ -144,9 +140,7 @@ class Permit:
             recorder.lay(self._using, result)
 
     def _end(self, result: Result) -> None:
-        """Record how it ended, and what that means for its rule: holds, and the circuit breaker. A
-        permit is never retried, so what a call would be retried for has failed.
-        """
+        """A permit is never retried, so what a call would be retried for has failed."""
         self._lay_hold(result)
         job, status = self.job, getattr(result.response, "status_code", None)
         final = replace(
@@ -165,9 +159,7 @@ class Permit:
             self._settle(result.cost)
 
     def _write(self, work: Callable[[], Any]) -> None:
-        """Do it, though the database may be away for a while; what cannot be written is made up for
-        by the end of the lease.
-        """
+        """The database may be away; what cannot be written, the end of the lease makes up for."""
         using = self._using
 
         def persistently() -> None:
@@ -182,9 +174,7 @@ class Permit:
 
 
 class AsyncPermit(Permit):
-    """A permit of a coroutine: what it is told is written in a thread, and is there when the block
-    has ended.
-    """
+    """A permit of a coroutine: threads write what it is told, before the block has ended."""
 
     def __init__(self, using: str, job: Job) -> None:
         super().__init__(using, job)
@@ -212,7 +202,6 @@ class AsyncPermit(Permit):
 
 
 def _forget_levels(using: str, rule: str) -> None:
-    """Have the next pass count anew what the buckets of the rule's group hold."""
     book = settings.book_in_force(using)
     group = book.groups.get(rule, ())
     if any(budget.limit.keeps_level for budget in book.group_budgets(group)):

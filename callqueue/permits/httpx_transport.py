@@ -27,8 +27,6 @@ else:
 
 
 class _Transport:
-    """What both transports are made with."""
-
     _default = ""  # the class of the client's library that sends requests
 
     def __init__(
@@ -128,9 +126,7 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
 
 
 def _answered(permit: Permit, request: Any, response: Any) -> None:
-    """The permit has this answer, and ends: now, or where its end hangs on the body, once the
-    client has read that or closes it.
-    """
+    """Its end may hang on the body: then once the client has read that, or closes it."""
     status, url = response.status_code, str(request.url)
 
     def end(body: bytes, *, is_cut: bool) -> None:
@@ -155,9 +151,7 @@ def _answered(permit: Permit, request: Any, response: Any) -> None:
 
 
 class _Body:
-    """A body that is still to come, whose beginning is kept as the client reads it; and the permit
-    that ends with it.
-    """
+    """Kept as the client reads it, at its beginning; the permit ends with it."""
 
     def __init__(self, response: Any, permit: Permit, end: Callable[..., None]) -> None:
         self._response, self._stream, self._permit = response, response.stream, permit
@@ -202,9 +196,7 @@ class _Body:
             end(body, is_cut=is_cut)
 
     def _decoded(self) -> tuple[bytes, bool]:
-        """What came of the content, at most MAX_RESPONSE_BYTES, and whether that is not all; as it
-        came where it is not what its headers say. Decoded in small pieces, however far they unfold.
-        """
+        """At most MAX_RESPONSE_BYTES, and whether that is not all; as it came if headers lie."""
         library, found, start = _library(self._response), bytearray(), bytes(self._start)
         pieces = (start[at : at + _PIECE] for at in range(0, len(start), _PIECE))
         is_cut = not self._is_whole or len(start) > self._room
@@ -230,6 +222,5 @@ def _body(response: Any) -> type[_Body]:
 
 
 def _library(one: Any) -> Any:
-    """The package that this request or answer is of: httpx2 or httpx."""
     names = (kind.__module__.partition(".")[0] for kind in type(one).__mro__)
     return sys.modules[next(name for name in names if name in ("httpx", "httpx2"))]

@@ -74,9 +74,7 @@ class permit:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> Any:
-        """End the permit that was entered here last; where none was, frameworks leave a block in
-        another thread than they entered it.
-        """
+        """Frameworks leave a block in another thread than they entered it."""
         who = _who()
         own = [one for one in self._entered if one[0] == who] or self._entered
         if not own:
@@ -202,7 +200,6 @@ async def abegin(asked: Wanted) -> AsyncPermit:
 
 
 async def _left(waiter: Waiter, stepping: asyncio.Future[Any] | None) -> None:
-    """Nobody wants it any more, whatever its last step, which may be under way, comes to."""
     if stepping is not None:
         await asyncio.wait([stepping])
     await sync_to_async(waiter.withdraw)()
@@ -221,7 +218,6 @@ def _is_in_time(job: Job) -> bool:
 
 
 def _who() -> Any:
-    """Who runs: a thread, and the coroutine in it."""
     try:
         task = asyncio.current_task()
     except RuntimeError:

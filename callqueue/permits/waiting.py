@@ -55,9 +55,7 @@ STANDS_STILL = "this process stands still for longer than the lease"
 
 
 class Seen(NamedTuple):
-    """What a look has found. `attempt_id`: what it was charged as, if it was; `ahead`: the permits
-    that go before it, MANY at most.
-    """
+    """`attempt_id`: what it was charged as; `ahead`: the permits before it, MANY at most."""
 
     status: int
     why: str
@@ -139,9 +137,6 @@ class Waiter:
         return self._pause()
 
     def _settles_in(self) -> float:
-        """Seconds until a process that has just begun may make a pass, where there are
-        dispensers.
-        """
         if database.in_transaction(self.using):
             return 0.0
         left = ledger_time.watch(self.using).settles_in()
@@ -149,15 +144,12 @@ class Waiter:
 
     @property
     def _patience(self) -> float | None:
-        """Seconds until it gives up; None: never. What does not wait still gets an answer, from a
-        pass of its own or, where many are in each other's way, a slot from another's.
-        """
+        """None: never. What does not wait gets an answer, from a pass or a slot of another's."""
         if self.wait is None or self.passes:
             return self.left
         return self.began + self.wait + AT_ONCE - now()
 
     def _look(self) -> Job | None:
-        """See what has become of it, and begin it where it has been charged."""
         if self.pk is None or self.due_at is None:
             return None
         reading = ledger_time.watch(self.using).last
@@ -205,7 +197,6 @@ class Waiter:
     # --- its own passes
 
     def _pass(self) -> Job | None:
-        """Make a pass, and note when the next one is."""
         done = self._made_pass()
         if done is None:
             return self._look()
@@ -222,9 +213,7 @@ class Waiter:
         return None
 
     def _made_pass(self) -> Pass | None:
-        """What came of the pass; None where an earlier one, whose end was not known, has left a
-        row.
-        """
+        """None where an earlier one, whose end was not known, has left a row."""
         using, wanted, before = self.using, self.wanted, self.pk
         if self._is_passing and self.pk is None:
             self.pk = before = self._found()
@@ -265,9 +254,7 @@ class Waiter:
         return done
 
     def _stand(self, at: datetime) -> int | None:
-        """Have its row wait, as of an instant of the database's clock; None where it does not wait
-        any more, or somebody has locked it: the pass has the rules, and waits for nobody.
-        """
+        """None where it waits no more, or somebody has locked it: the pass waits for nobody."""
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
         until = at + timedelta(seconds=within)
         self._beat_at = now() + BEAT
@@ -283,14 +270,11 @@ class Waiter:
         return self.pk
 
     def _beat(self) -> None:
-        """Say that it lives, in a row that passes see."""
         with database.writing(self.using):
             self._stand(database.clock(self.using))
 
     def _note(self, done: Pass) -> None:
-        """When a pass may have room for anybody, and when its own next one is: just before the next
-        slot opens, and where nobody knows when that is, ever later.
-        """
+        """Just before the next slot opens; where nobody knows when that is, ever later."""
         look, self._streak, self.passed_at = done.next_look, done.next_look.streak, now()
         if self._waits is None:  # somebody else has the rules, or the settings are not agreed on
             self._pause_of_pass = look.after * random.uniform(0.5, 1.0)
@@ -319,7 +303,6 @@ class Waiter:
             recovery.expire(self.using)
 
     def _pause(self) -> float:
-        """Seconds until the next step."""
         left = self._opens_at - now()
         until_look = max(LOOK * max(1.0, self.ahead / NEAR), min(left, _within(REST, left / PART)))
         until = min(until_look, max(0.0, self.pass_at - now()))
@@ -339,7 +322,6 @@ class Waiter:
         raise NotNow(until, reason)
 
     def _expected(self) -> tuple[datetime | None, str]:
-        """When it should be had, and what it waits for."""
         call = None
         if self.passes and self.pk is not None:
             call = tables.calls(self.using).filter(pk=self.pk).first()
@@ -360,7 +342,6 @@ class Waiter:
     # --- its row among the calls, while it waits
 
     def _inserted(self, due_at: datetime, expires_at: datetime) -> int:
-        """Have it wait; its row's primary key."""
         columns = {
             **self.wanted.call,
             "idempotency_key": self._identity,
@@ -412,9 +393,7 @@ class Waiter:
         return Seen(*found[0]) if found else None
 
     def _is_forgotten(self, pk: int) -> bool:
-        """Wait no more: the row goes, and leaves nothing. False where it does not wait, or was
-        charged before.
-        """
+        """The row goes, and leaves nothing. False where it was charged before."""
 
         def work() -> bool:
             rows = tables.calls(self.using).filter(pk=pk)

@@ -32,17 +32,13 @@ class EncryptionUnavailable(CallQueueError):
 
 
 def seal(data: str, keys: Keys, *, place: str, row: str = "") -> str:
-    """`data` as an ASCII token, under the first of `keys`. It opens at this place alone: a column,
-    and its row if named.
-    """
+    """An ASCII token under the first of `keys`. It opens in this column (and row) alone."""
     text = f"{place}\0{row}\0{data}".encode("utf-8", "surrogatepass")
     return _box(tuple(keys)).encrypt(text).decode("ascii")
 
 
 def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
-    """What was sealed for this row of this place, or for all of its rows, by whichever key opens
-    it. Unreadable when none does, or when there is none any more.
-    """
+    """By whichever key opens it, for this row or all of the place. Else Unreadable."""
     if not keys:
         raise Unreadable("this text is encrypted, and ENCRYPTION_KEYS is empty")
     box, text = _box(tuple(keys)), ""

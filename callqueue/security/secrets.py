@@ -115,9 +115,7 @@ def has_secret(value: Any) -> bool:
 
 
 def copied(value: Any, put: Callable[[Any], Any], name: Callable[[Any], Any] = str) -> Any:
-    """A copy of a JSON value in which `put` says what stands for each value, and `name` for each
-    name.
-    """
+    """`put` says what stands for each value of the JSON, `name` for each name."""
     new = put(value)
     if new is not value:
         return new

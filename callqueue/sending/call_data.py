@@ -45,9 +45,7 @@ class Reach:
 
 
 def check_url(url: object, reach: Reach) -> tuple[str, int]:
-    """The host and port of an http(s) URL that may be called; the host is lower-case ASCII, and is
-    not resolved.
-    """
+    """The host (lower-case ASCII, not resolved) and port of an http(s) URL that may be called."""
     if not isinstance(url, str) or not url:
         raise InvalidCall(_AT_URL, f"must be an http or https URL, not {kind_of(url)}")
     if _UNSAFE_IN_URL.search(url):

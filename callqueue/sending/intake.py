@@ -55,9 +55,7 @@ ARGUMENTS = tuple(one.name for one in fields(CallRequest) if one.name != "call_d
 
 
 def accept(request: CallRequest, *, using: str) -> CallQueue | None:
-    """Check a request and insert its row; None where the router discards it, and the call that is
-    there where a unique key says so.
-    """
+    """None where the router discards it; a unique key may find the call that is there."""
     call = prepare(request)
     return None if call is None else insert(call, using=using)
 
@@ -253,9 +251,7 @@ def _insert_one(call: tables.CallQueue, using: str) -> tables.CallQueue:
 def insert_many(
     calls: Sequence[tables.CallQueue], *, batch_size: int, using: str
 ) -> list[tables.CallQueue]:
-    """Insert prepared rows, in a transaction; in their order, each row, or the one that has its
-    unique key.
-    """
+    """In a transaction, and their order: each row, or the one that has its unique key."""
     plain = [call for call in calls if call.unique_key is None]
     for call in database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size):
         _complete(call)
@@ -272,7 +268,6 @@ def insert_many(
 
 
 def _takes_turns(call: tables.CallQueue) -> bool:
-    """Whether its key may be one of those that take turns: limits are per key, or a hold may be."""
     limits = conf.current().rules[call.rule].limits
     return call.ready and (call.key != "" or any(limit.is_keyed for limit in limits))
 

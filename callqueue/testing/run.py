@@ -65,8 +65,6 @@ arun_callqueue = sync_to_async(run_callqueue)  # in async tests
 
 
 class _Run:
-    """One run: counts attempts, and knows when more may go."""
-
     def __init__(self, using: str) -> None:
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.dispatch.next_look import RuleGroup
@@ -122,9 +120,7 @@ class _Run:
 
 
 class _Tasks:
-    """Celery's stand-in: runs the tasks that are sent, here and now, and keeps what went wrong with
-    callbacks.
-    """
+    """Celery's stand-in: runs tasks here and now, and keeps what went wrong with callbacks."""
 
     def __init__(self) -> None:
         from celery import current_app

@@ -19,9 +19,7 @@ PERMIT = "permit"
 
 
 class Sent(Sequence["CallQueue"]):
-    """The calls sent since the test began, as the table has them now; the newest is last. A permit
-    is not sent.
-    """
+    """The calls sent since the test began, as the table has them now; the newest is last."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
@@ -102,7 +100,6 @@ def _newest(
 
 
 def _differences(call: CallQueue, what: Mapping[str, Any]) -> dict[str, Any]:
-    """What is otherwise in the call, by the argument's name."""
     values = {name: _value(call, name) for name in what}
     return {n: value for n, value in values.items() if not _is_wanted(n, what[n], value)}
 

@@ -130,7 +130,6 @@ class FakeTransport:
         )
 
     def _next_of(self, given: Any) -> Any:
-        """Of a list the answers in turn."""
         if not isinstance(given, list) or not given:
             return given
         # the list is kept beside its copy: its id is nobody else's meanwhile
@@ -212,7 +211,6 @@ def _as_answer(given: Any, url: str, sent_at: Mono) -> wire.Answer:
 
 
 def _is_unsent(given: Any) -> bool:
-    """Whether the answer is an exception that says that nothing was sent."""
     import requests
 
     kind = given if isinstance(given, type) else type(given)

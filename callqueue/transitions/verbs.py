@@ -95,9 +95,7 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
 
 
 def tell(using: str, rows: Sequence[Row]) -> int:
-    """Write when attempts were sent that are not answered yet, of those that are still their
-    worker's; the count of them. Each row has "pk" and "worker".
-    """
+    """When unanswered ones were sent, if still their worker's; the count. Rows: pk, worker."""
     return _of_their_workers(using, rows)
 
 
@@ -161,9 +159,7 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def undo_begun(using: str, worker: str) -> int:
-    """Void what a pass has begun for this worker, who has made none of it, and says so; the count
-    of calls.
-    """
+    """What a pass has begun for this worker, who has made none; the count of calls."""
     begun = tables.attempts(using).open().filter(worker=worker)
     ids = list(begun.values_list("pk", flat=True))
     count = void(using, ids, worker) if ids else 0
@@ -226,9 +222,7 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
 
 
 def fail(using: str, reasons: Mapping[int, str]) -> None:
-    """End waiting calls that can never be released, each with its reason, in a statement for each
-    reason. To be called in a transaction that has them locked; announces nothing.
-    """
+    """Each with its reason. In a transaction that has them locked; announces nothing."""
     waiting = tables.calls(using).filter(status__in=Move.FAIL.sources)
     alike: dict[str, list[int]] = {}
     for pk, why in reasons.items():
@@ -258,9 +252,7 @@ def cancel(using: str, pks: Sequence[int]) -> int:
 
 
 def settle(using: str, call: CallQueue, status: int, why: str) -> bool:
-    """End an UNKNOWN call as the rule's hook said, DONE or FAILED, and announce it; False where it
-    has gone on since it was read.
-    """
+    """DONE or FAILED, as the rule's hook said; False where it has gone on since it was read."""
     columns = {**ended(status), "error_message": why[:LONGEST_MESSAGE]}
     changed = bool(_unsettled(using, call).update(**columns))
     if changed:
@@ -312,9 +304,7 @@ _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at":
 def _requeued(
     using: str, pks: Sequence[int], move: Move, columns: Mapping[str, Any] | None = None
 ) -> int:
-    """Make these calls NEW, those that the move may start from, with these columns besides; the
-    count of them. No permits: the code that would make them has gone on.
-    """
+    """NEW, with these columns; the count. No permits: the code that would make them has gone on."""
     calls, as_new = tables.calls(using), {**_as_new(), **(columns or {})}
     found = calls_to_change(using, pks, "unique_key", "status", "method")
     keys = [
@@ -334,7 +324,6 @@ def _requeued(
 
 
 def _as_new() -> dict[str, Any]:
-    """The columns of a call that is sent once more."""
     now = database.ClockNow()
     return {
         "status": states.NEW,
@@ -368,7 +357,6 @@ def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
 
 
 def _void_locked(using: str, ids: Sequence[int]) -> None:
-    """Void attempts that are locked, and of which nothing was sent."""
     tables.attempts(using).filter(pk__in=ids).update(
         finished_at=LedgerNow(),
         outcome=states.VOIDED,

@@ -38,9 +38,7 @@ MOST_JITTER = 60  # seconds that a jitter may be said to be
 
 
 def parse_rate(rate: object, where: str) -> tuple[int, int]:
-    """``"5/2s"`` -> ``(5, 2_000_000)``: so many per so many microseconds. ImproperlyConfigured
-    names `where`.
-    """
+    """ "5/2s" is (5, 2_000_000), in microseconds. ImproperlyConfigured names `where`."""
     match = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if not match:
         raise ImproperlyConfigured(
@@ -65,9 +63,7 @@ def check_count(limit: object, name: str) -> None:
 
 
 def with_known_fields(declared: type[D]) -> type[D]:
-    """A dataclass whose constructor refuses a field that it does not have as settings are refused:
-    with the nearest it has.
-    """
+    """A dataclass that refuses a field it does not have with the nearest it has."""
     construct, known = declared.__init__, [f.name for f in fields(declared) if f.init]  # type: ignore[arg-type]
 
     @wraps(construct)
@@ -200,7 +196,6 @@ class Limit:
 
     @property
     def _jitter_window_us(self) -> int:
-        """The window of which the usual jitter is a share."""
         return self.period_us
 
     @property

@@ -98,9 +98,7 @@ class TokenBucket(RateLimit):
 
 
 class _BucketMeter(Meter):
-    """Token bucket. Levels are whole numbers: tokens times the period, so that a microsecond
-    refills exactly n of them.
-    """
+    """Levels are tokens times the period, whole: a microsecond refills exactly n."""
 
     def __init__(self, limit: TokenBucket, usage: Usage, now: Us) -> None:
         self._n, self._period, self._now = limit.n, limit.period_us, now

@@ -217,9 +217,7 @@ class FixedWindow(RateLimit):
 
 
 class _CalendarMeter(Meter):
-    """Fixed window. A call within `jitter` of an edge counts on both sides of it: the provider's
-    clock may be that far off.
-    """
+    """A call within `jitter` of an edge counts on both sides: the provider's clock may be off."""
 
     def __init__(self, limit: FixedWindow, usage: Usage, now: Us) -> None:
         self._n, self._now, self._open = limit.n, now, usage.open
