@@ -46,7 +46,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--story", action="store_true", help="print each statement of the run")
     parser.add_argument("--shrink", action="store_true", help="cut a failing run down")
     parser.add_argument("--twice", action="store_true", help="run each seed twice, and compare")
-    parser.add_argument("--fault", default="", help="one of the faults of faults.py, put back in")
+    parser.add_argument("--fault", default="", help="one of the faults of faults.txt, put back in")
     parser.add_argument("--faults", action="store_true", help="look for each of them")
     parser.add_argument("--scene", action="append", metavar="WORD", help="only such scenes")
     parser.add_argument("--runs", type=int, default=0, help="end after so many of such scenes")
@@ -97,8 +97,7 @@ def run_all(options: argparse.Namespace) -> int:
 def look_for_faults(options: argparse.Namespace) -> int:
     """Put each fault back, and look for it; the exit status says whether any was not found."""
     from tests.simulation import databases
-    from tests.simulation.fault_table import FAULTS
-    from tests.simulation.faults import looked_for
+    from tests.simulation.faults import FAULTS, looked_for
     from tests.support import servers
 
     missed = 0

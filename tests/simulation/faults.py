@@ -1,5 +1,10 @@
-"""Puts a fault of `fault_table.py` into the product, as its modules are imported; and looks for all
-of them, one after the other: `python -m tests.simulation --faults`.
+"""Puts a fault of `faults.txt` into the product, as its modules are imported; and looks for all of
+them, one after the other: `python -m tests.simulation --faults`.
+
+In the table each has a line with its name, its module, and what else there is to say: within how
+many long runs it must be found, or that it is `unseen`; words, one of which the scenes' names have.
+After "- " and "+ " stand what is changed and what it becomes; "@ " begins a change more. A text that
+is not there exactly once any more is an error: whoever changes the line changes it there.
 """
 
 from __future__ import annotations
@@ -11,15 +16,65 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.simulation.fault_table import FAULTS, Change
 from tests.simulation.lengths import LONG_ONES
-from tests.simulation.unseen_faults import UNSEEN
 
 MOST = 20_000  # seeds whose scene is looked at
+RUNS = 100  # long ones, where nothing else is said
+
+
+class Change(NamedTuple):
+    """What is changed in a module."""
+
+    module: str
+    old: str
+    new: str
+
+
+@dataclass
+class Fault:
+    """Changes that are made together; within how many long runs they must be found, where only
+    those are made whose scene has one of these words in its name.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    runs: int = RUNS
+    scenes: Sequence[str] = ("",)
+    is_unseen: bool = False
+
+
+def _table() -> dict[str, Fault]:
+    """The faults by their names."""
+    found, fault = dict[str, Fault](), Fault()
+    for line in (Path(__file__).parent / "faults.txt").read_text(encoding="utf-8").splitlines():
+        sign, text = line[:2], line[2:]
+        if sign == "@ ":
+            fault.changes.append(Change(text, "", ""))
+        elif sign in ("- ", "+ "):
+            module, old, new = fault.changes[-1]
+            old, new = (f"{old}\n{text}", new) if sign == "- " else (old, f"{new}\n{text}")
+            fault.changes[-1] = Change(module, old, new)
+        elif line and sign != "# ":
+            name, module, *more = line.split(" | ")
+            found[name] = fault = Fault([Change(module, "", "")])
+            for one in more:
+                if one == "unseen":
+                    fault.is_unseen = True
+                elif one.endswith(" runs"):
+                    fault.runs = int(one.removesuffix(" runs"))
+                else:
+                    fault.scenes = one.split(", ")
+    for one in found.values():
+        one.changes = [Change(m, old[1:], new[1:]) for m, old, new in one.changes]
+    return found
+
+
+FAULTS = _table()
 
 
 def looked_for(
@@ -35,24 +90,33 @@ def looked_for(
     def look(name: str) -> tuple[str, int | None, str]:
         database = free.get()
         try:
-            return name, *_found(options, name, database)
+            return name, *_found(options, name, database, running)
         finally:
             free.put(database)
 
-    with ThreadPoolExecutor(len(databases)) as pool:
-        yield from pool.map(look, [name for name in FAULTS if options.fault in name])
+    wanted = [name for name, one in FAULTS.items() if options.fault in name and not one.is_unseen]
+    pool, running = ThreadPoolExecutor(len(databases)), list[Any]()
+    try:
+        yield from pool.map(look, wanted)
+    finally:  # whoever interrupts it waits for none of them
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in running:
+            process.terminate()
 
 
-def _found(options: argparse.Namespace, name: str, database: str) -> tuple[int | None, str]:
+def _found(
+    options: argparse.Namespace, name: str, database: str, running: list[Any]
+) -> tuple[int | None, str]:
     from tests.simulation.command import start
 
-    fault = (FAULTS | UNSEEN)[name]
+    fault = FAULTS[name]
     own = {
         **vars(options), "fault": name, "until_found": True, "scene": fault.scenes,
         "runs": fault.runs,
     }  # fmt: skip
     seeds = range(0, MOST * LONG_ONES, LONG_ONES)
     process = start(argparse.Namespace(**own), database, list(seeds))
+    running.append(process)
     lines = process.stdout.read().splitlines()
     if process.wait():
         return None, f"its process ended with {process.returncode}"
@@ -70,7 +134,7 @@ def put_back(name: str) -> None:
 def changes_of(name: str) -> dict[str, list[Change]]:
     """The changes of a fault, by the modules' full names."""
     by_module: dict[str, list[Change]] = {}
-    for change in (FAULTS | UNSEEN)[name].changes:
+    for change in FAULTS[name].changes:
         by_module.setdefault(f"callqueue.{change.module}", []).append(change)
     return by_module
 

@@ -57,7 +57,7 @@ class Postgres:
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
         self.doors: Any = None
-        self.monitor = connect()
+        self.monitor = _in_time(connect)
         self.monitor.autocommit = True
         self.waiting: dict[Task, Any] = {}
         self._dying: dict[Task, tuple[Any, int]] = {}  # who waits for a lock, and is to die

@@ -65,6 +65,11 @@ class Task:
         self.state: Any = None  # what the database's door keeps of it
 
 
+def stream_of(seed: int, name: str) -> random.Random:
+    """The numbers that a seed has for one purpose."""
+    return random.Random(f"{seed}:{name}")
+
+
 class Scheduler:
     """The agenda of one run."""
 
@@ -92,7 +97,7 @@ class Scheduler:
     def stream(self, name: str) -> random.Random:
         """The numbers drawn for one purpose: what is drawn for another does not change them."""
         if name not in self._streams:
-            self._streams[name] = random.Random(f"{self.seed}:{name}")
+            self._streams[name] = stream_of(self.seed, name)
         return self._streams[name]
 
     def tell(self, what: str, who: str = "") -> None:

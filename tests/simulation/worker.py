@@ -11,7 +11,8 @@ import sys
 import time
 from typing import Any
 
-from tests.simulation.scheduler import MICRO
+from tests.simulation.scheduler import MICRO, stream_of
+from tests.simulation.settings_of_runs import Scene, drawn
 
 
 def work(options: argparse.Namespace) -> int:
@@ -25,11 +26,9 @@ def work(options: argparse.Namespace) -> int:
     from tests.simulation.stage import set_stage
 
     stage = set_stage(options.worker)
-    from tests.simulation.world import World
-
     done = 0
     for seed in seeds:
-        if not any(word in World(stage, seed).scene.name for word in options.scene or [""]):
+        if not any(word in scene_of(seed).name for word in options.scene or [""]):
             continue
         found = run(stage, seed, options)
         if os.getppid() != parent:
@@ -39,6 +38,11 @@ def work(options: argparse.Namespace) -> int:
         if (options.until_found and found["complaints"]) or done == options.runs:
             break
     return 0
+
+
+def scene_of(seed: int) -> Scene:
+    """What the run of this seed begins with: the first that is drawn of it."""
+    return drawn(stream_of(seed, "scene"))
 
 
 def run(stage: Any, seed: int, options: argparse.Namespace) -> dict[str, Any]:
