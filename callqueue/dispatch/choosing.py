@@ -65,9 +65,7 @@ def rooms_of_workers(
 def _is_doubtful(
     account: Account, rule: str, candidates: Sequence[Candidate], lease: float
 ) -> bool:
-    """Whether workers may be behind, or away: much is open, or calls have come back while nothing
-    is known to be begun.
-    """
+    """Much is open, or calls have come back while nothing is known to be begun."""
     if not candidates:
         return False
     is_of_one_queue = len(account.book.rules[rule].queue_names) == 1
@@ -82,9 +80,7 @@ def _is_doubtful(
 
 
 def may_be_behind(open_attempts: int) -> bool:
-    """Whether so much of a rule is open that its workers may be behind. An account may know of no
-    more than a sample.
-    """
+    """So much is open that workers may be. An account may know of no more than a sample."""
     return open_attempts >= min(trusted_count(conf.current().release_lease), KNOWN)
 
 
@@ -115,9 +111,7 @@ def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int
 
 
 def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
-    """Whether an attempt was taken back of late after its lease, and none has been begun since it
-    was released.
-    """
+    """An attempt was taken back lately, and none begun since it was released."""
     since = now - timedelta(seconds=2 * lease + 10)
     ended = rows.filter(
         finished_at__gte=since, finished_at__gt=F("lease_until"), started_at__isnull=True
@@ -214,7 +208,6 @@ class _Finder:
         return self.sake is None or rules[rule].priority >= rules[self.sake[0]].priority
 
     def _least(self, rule: str) -> int:
-        """The lowest priority of the rule's calls that are looked at."""
         return self.sake[1] if self.sake is not None and self.sake[0] == rule else -TOP
 
     def find(self, rule: str) -> _Found:
@@ -232,9 +225,7 @@ class _Finder:
         return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
 
     def _no_more_than_fit(self, rule: str, count: int) -> int:
-        """How many of so many calls to look at, where the rule has limits in other units: one more
-        than those that fit, if they cost as much as the first.
-        """
+        """With limits in other units: one more than fit, if they cost as much as the first."""
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
@@ -300,7 +291,6 @@ def _admits(book: Book, rule: str, own: Budget, wanted: int) -> bool:
 
 
 def _queues(account: Account, held: Held, rule: str) -> list[str]:
-    """The rule's queues that nothing holds."""
     names = account.book.rules[rule].queue_names
     return [queue for queue in names if not held.blocking(rule, None, queue)]
 

@@ -110,9 +110,7 @@ class Chores:
             self.next_round_at = now + self.maintain()
 
     def maintain(self) -> float:
-        """Do the chores that are due; the seconds until the next round. A database that is away is
-        the caller's.
-        """
+        """The seconds until the next round. A database that is away is the caller's."""
         self._pause = ROUND
         for chore in self.table:
             now = time.monotonic()
@@ -145,9 +143,7 @@ class Chores:
             chore.put_off(error)
 
     def _do(self, chore: Chore, *, again: bool = True) -> None:
-        """Do it here. Raises where the database is away, or this is inside somebody's transaction,
-        which is broken.
-        """
+        """Raises where the database is away, or this is in somebody's broken transaction."""
         connection = database.raw_connection(self.using)
         try:
             chore.do()

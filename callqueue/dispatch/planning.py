@@ -46,9 +46,7 @@ class Plan:
     unfit: Mapping[int, str] = field(default_factory=dict)
 
     def leave_to_workers(self) -> None:
-        """Leave to a dispenser, as what waits behind them is, those without a maker: who makes this
-        pass can publish nothing. They took their room in the plan.
-        """
+        """Who makes this pass can publish nothing. They took their room in the plan."""
         own = [call for call in self.releases if call.has_maker]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
@@ -93,9 +91,7 @@ def plan(
 
 
 def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int:
-    """How many calls of cost 1 the rule's own limits let go by `account.until`, by these of its
-    queues; at most `most`.
-    """
+    """Calls of cost 1, by `account.until`, by these of its queues; at most `most`."""
     of_rule, of_queues = _own(account, rule)
     for budget in of_rule:
         most = most_that_fits(account.meter(budget), account.until, most)
@@ -206,9 +202,7 @@ class _Planner:
         return False
 
     def _has_room(self, candidate: Candidate) -> bool:
-        """Whether whoever makes these calls can make one more of its kind. One that has its maker
-        takes none.
-        """
+        """For one more of its kind. One that has its maker takes none."""
         is_http = candidate.method in HTTP_METHODS
         has_room = self.room.has(self._count[is_http], is_http=is_http)
         return candidate.has_maker or has_room
@@ -231,7 +225,7 @@ class _Planner:
         return until if expires_at is None else min(until, to_us(expires_at) - self.account.moved)
 
     def _keep_back(self, candidate: Candidate, way: _Way) -> bool:
-        """The candidate waits; whether those of other keys may go before it."""
+        """Whether those of other keys may go before it."""
         assert way.binding is not None
         budget, value = way.binding
         self.made.keep_back(candidate, budget, way.instant)
@@ -240,9 +234,7 @@ class _Planner:
         return budget.limit.is_keyed
 
     def _may_be_given_back(self, budget: Budget) -> bool:
-        """Whether an answer may make room before the instant that is known: its call may have cost
-        less than it was charged.
-        """
+        """Before the known instant: an open call may have cost less than it was charged."""
         rules, has_open = self.account.book.rules, self.account.open_count or self.made.releases
         settles = any(rules[name].settle for name in budget.rules)
         return bool(settles and has_open) and budget.limit.window_us <= SHORT

@@ -38,9 +38,7 @@ SLOW = 8  # groups that have something published for longer, at most, before oth
 
 
 def pack(released: Iterable[Candidate]) -> list[Message]:
-    """Attempts as messages: only HTTP calls of one rule share one, and only where there are several
-    for the same queue.
-    """
+    """Only HTTP calls of one rule share a message, where several are for one queue."""
     packed: list[Message] = []
     kinds: dict[tuple[str, bool, bool, str], list[int]] = {}
     for one in sorted(released, key=_shared_by):
@@ -105,9 +103,7 @@ class Outbox:
         self._away_since: float | None = None
 
     def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
-        """Have these published, `beside` the loop or here. Raises what is not the broker's: then
-        they are to be undone.
-        """
+        """`beside` the loop or here. Raises what is not the broker's: they are to be undone."""
         messages = pack(released)
         if beside:
             group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))

@@ -107,7 +107,6 @@ class KeysInTurn:
             )
 
     def _look_at(self, rule: str, most: int, least: int) -> list[Turn]:
-        """The next keys of the rule, and what they are charged with."""
         free = ready_calls.free(self.using, rule, most)
         listed = [turn for turn in free if turn.priority >= least]
         self._turns.update({(rule, *turn.pair): turn for turn in listed})
@@ -184,7 +183,6 @@ class KeysInTurn:
         self._blocked[turn.pk] = (ready_calls.HOLD, until)
 
     def _save(self, released: Mapping[Place, int]) -> None:
-        """Write the turns of keys that were served, are blocked, or have no call left."""
         in_turn = {place: n for place, n in released.items() if place in self._turns}
         # behind those that are new
         served = {self._turns[place].pk: self.now + 1 for place in in_turn}
@@ -194,9 +192,7 @@ class KeysInTurn:
         ready_calls.save(self.using, served, self._blocked, self._spent)
 
     def _wakes_at(self) -> Us | None:
-        """The first instant at which a key that waits is to be looked at, or charges leave a budget
-        that keys wait for.
-        """
+        """When a key that waits is to be looked at, or charges leave a budget keys wait for."""
         instants = [ready_calls.next_wake(self.using, self.rules)]
         for tallies in self.account.tallies.values():
             if tallies.limit.is_keyed and not set(tallies.budget.rules).isdisjoint(self.rules):
@@ -205,9 +201,7 @@ class KeysInTurn:
 
 
 def _freed(account: Account) -> set[str]:
-    """What keys may have waited for that is there now, or before the pass's last instant: room that
-    attempts left, and answers.
-    """
+    """Now, or before the pass's last instant: room that attempts left, and answers."""
     freed = {
         ready_calls.waits_for_room((one.budget.id, value))
         for one in account.tallies.values()

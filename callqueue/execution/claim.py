@@ -126,7 +126,6 @@ def give_back(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """These attempts that have a call, with it and the clock."""
     columns, attempts, calls = _columns(using)
     sql = (
         f"SELECT {columns.sql}, {database.clock_sql(using)}, {ledger_time.moved_sql(using)} "
@@ -138,7 +137,6 @@ def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
 
 @lru_cache
 def _columns(using: str) -> tuple[database.Columns, str, str]:
-    """What is read of an attempt "a" and its call "c", and the two tables, quoted."""
     wanted = {
         "a": (tables.CallAttempt, (*OF_ATTEMPT, "finished_at")),
         "c": (tables.CallQueue, READS),
@@ -158,9 +156,7 @@ def _can_begin(row: Mapping[str, Any], worker: str) -> bool:
 def _read_clock(
     using: str, rows: Sequence[Mapping[str, Any]], before: Mono
 ) -> tuple[Reading, datetime]:
-    """The database's clock as the rows brought it, narrowed by earlier readings; and from when on
-    it is known to be steady.
-    """
+    """As the rows brought it, narrowed by earlier readings; since when it is known to be steady."""
     if rows:
         shown, moved = (rows[0][name] for name in _READING)
         reading = ledger_time.brought(using, before, shown, moved)
@@ -173,9 +169,7 @@ def _read_clock(
 def slot(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
-    """When to send: never later than the slot was ahead at release; and exactly that, if the clock
-    may have jumped since.
-    """
+    """Never later than it was ahead at release; exactly that, if the clock may have jumped."""
     if send_at is None:
         return None
     latest = from_us(clock.at) + (send_at - released_at)
@@ -207,9 +201,7 @@ def _jobs(
 
 
 def _begun(job: Job, worker: str) -> dict[str, Any]:
-    """The columns of an attempt that this worker begins; its lease ends no earlier than the
-    worker's own.
-    """
+    """Its lease ends no earlier than the worker's own."""
     started_at = from_us(job.clock.at)
     seconds = max(0.0, job.lease_ends - job.clock.before)
     job.attempt.worker = worker
@@ -225,7 +217,6 @@ def _begun(job: Job, worker: str) -> dict[str, Any]:
 
 
 def _reason_against(job: Job) -> str | None:
-    """Why the call cannot be made any more, if so."""
     call, data = job.call, job.call.call_data
     is_readable = isinstance(data, Mapping) and isinstance(data.get("params"), Mapping)
     if is_readable:  # other code may have changed it, and not its column

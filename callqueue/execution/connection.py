@@ -93,9 +93,7 @@ class Flooded(Failed):
 
 
 class Policy(NamedTuple):
-    """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are
-    CIDR ranges.
-    """
+    """What may be called (`allowed_networks`: CIDR ranges), whom to trust, how much to read."""
 
     allowed_hosts: tuple[str, ...] = ("*",)
     allowed_networks: tuple[str, ...] = ()
@@ -128,9 +126,7 @@ class Gate:
     is_told = False  # the ledger knows when it was sent
 
     def arrived_by(self, sent: Mono, answered: Mono) -> Mono:
-        """The latest instant at which the other side can have had all of what was sent then, as far
-        as this process saw.
-        """
+        """The latest instant, as far as this process saw, of all that was sent then."""
         if self.arrived is not None:
             return max(sent, self.arrived)
         return answered if self.is_late else sent
@@ -248,9 +244,7 @@ class Connection(HTTPConnection):
         raise Failed(f"{self._name} closes connections before anything is sent")
 
     def putheader(self, header: Any, *values: Any) -> None:
-        """As http.client, of what requests has looked at: all that is left to see is that nothing
-        ends the line.
-        """
+        """As http.client; requests has looked at it: left is only that nothing ends the line."""
         line = header.encode("ascii") + b": "
         for value in values:
             line += value if isinstance(value, bytes) else str(value).encode("latin-1")
@@ -277,7 +271,6 @@ class Connection(HTTPConnection):
             raise Failed(f"no {tls}connection to {self._name}: {reason_of(error)}") from None
 
     def _new_conn(self) -> socket.socket:
-        """Connect to one of the very addresses that were checked, each in turn."""
         trip, error = self.trip, OSError("the name has no addresses")
         bound = trip.timeouts.connect
         for family, where in allowed_addresses(self._dns_host, self.port, trip):
@@ -380,9 +373,7 @@ class Connection(HTTPConnection):
 
     @property
     def is_connected(self) -> bool:
-        """Whether it may be used: not idle for long, and nothing waits in it, neither its end nor
-        an answer that nobody asked for.
-        """
+        """Not idle for long; nothing waits in it, neither its end nor an answer unasked for."""
         if self.sock is None or now() - self.idle_since > IDLE_SECONDS:
             return False
         return not self._has_news()
@@ -489,9 +480,7 @@ class _Reader(io.RawIOBase):
 
 
 class _Head(HTTPResponse):
-    """An answer as http.client reads it, which passes over every interim one (100, 102, 103), not
-    over 100 alone. Flooded after MOST_INTERIM of them.
-    """
+    """Every interim answer (100, 102, 103) is passed over. Flooded after MOST_INTERIM of them."""
 
     connection: Connection
     trip: Trip

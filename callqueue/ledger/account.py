@@ -53,9 +53,7 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Aged:
-    """An attempt that ages: answered, or known to be sent. `charged`: what it was charged at its
-    release, where the answer said that it cost more than that.
-    """
+    """Answered, or known to be sent. `charged`: at its release, where it cost more than that."""
 
     rule: str
     key: str
@@ -345,9 +343,7 @@ class Account:
     # --- open attempts
 
     def _read_open(self) -> None:
-        """Sum the open attempts over no more columns than the budgets tell apart; a sample of them
-        where no budget asks.
-        """
+        """Over no more columns than the budgets tell apart; a sample where no budget asks."""
         budgets = [b for b in self.budgets if self.is_whole or b.id not in self.tallies]
         formers = sorted({former for budget in budgets for former in budget.former})
         columns, by_rule = self._columns_told_apart(budgets), _by_rule(budgets)
@@ -392,7 +388,6 @@ class Account:
     # --- attempts that age
 
     def _read_aged(self) -> None:
-        """Read the attempts that age, those that any budget that is not tallied may still count."""
         fine = [b for b in self.budgets if not is_tallied(b.limit) and not b.limit.counts_in_flight]
         # Keys that wait are woken by what was told of, even if it has aged away by then.
         told = [
@@ -411,9 +406,7 @@ class Account:
             self._charge_aged(found, by_rule[found.rule])
 
     def _rules_by_since(self, budgets: Sequence[Budget]) -> dict[Us, list[str]]:
-        """Since when the attempts of which rules are wanted: no rule's are read for the sake of a
-        longer window of another's.
-        """
+        """No rule's attempts are read for the sake of a longer window of another's."""
         since: dict[str, Us] = {}
         for budget in budgets:
             for rule in (*budget.rules, *(name for name, _ in budget.former)):
@@ -489,7 +482,5 @@ def _by_rule(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
 
 
 def _ages_unanswered(budget: Budget) -> bool:
-    """Whether an open attempt of which a worker has told ages in the budget. Tallied ones, to those
-    who only look, are open until they are answered.
-    """
+    """Of which a worker has told. Tallied ones, to those who only look, are open until answered."""
     return budget.limit.ages_unanswered and not is_tallied(budget.limit)

@@ -152,9 +152,7 @@ def _lay(
     extend: bool,
     replace: bool,
 ) -> bool:
-    """Hold one rule. That a hold gets no shorter is in the updates themselves: not all who write
-    holds have the rule's lock.
-    """
+    """No shorter, in the updates themselves: not all who write holds have the rule's lock."""
     stored = tables.holds(using)
     fresh = {"until": until, "reason": reason, "began_at": now}
     old = stored.filter(**scope) if replace else stored.filter(**scope, until__lte=now)
@@ -176,9 +174,7 @@ def lift(
     *,
     but: Sequence[str] = (),
 ) -> int:
-    """End the rule's holds, or those of a scope, but for those of some sources; the count that was
-    in force.
-    """
+    """The rule's, or those of a scope, but for some sources'; the count that was in force."""
     stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
     if per is not None:
         stored = stored.filter(per=per, value=value)

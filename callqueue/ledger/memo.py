@@ -57,9 +57,7 @@ class Memo:
         kept: Mapping[str, tuple[int, Mapping[str, Any]]],
         settings: int,
     ) -> Memo:
-        """From the group's rows: by rule how many passes there were, and the memo. `settings`: the
-        version in force.
-        """
+        """By rule, the passes that there were, and the memo. `settings`: the version in force."""
         stored = kept[min(group)][1] if min(group) in kept else {}
         version = {rule: passes for rule, (passes, _) in kept.items()}
         own = name_of(group, settings)
@@ -103,9 +101,7 @@ class Level(NamedTuple):
 
 
 def kept_level(memo: Memo, budget: Budget, value: str, since: Us, now: Us) -> Level | None:
-    """What an earlier pass kept of the bucket, where it is of this very budget, and of no earlier
-    than `since` and no later than `now`.
-    """
+    """Where it is of this very budget, no earlier than `since` and no later than `now`."""
     found = memo.levels.get(_bucket_name(budget, value))
     level = Level(*found) if found else None
     if level is None or level.print != fingerprint(budget):
@@ -139,7 +135,6 @@ def forget_other_levels(memo: Memo, budgets: Container[str]) -> None:
 
 
 def _bucket_name(budget: Budget, value: str) -> str:
-    """The bucket as the memo names it."""
     return f"{budget.id}{_BETWEEN}{value}"
 
 

@@ -22,17 +22,13 @@ def ensure(using: str, rules: Collection[str]) -> None:
 
 
 def are_free(using: str, rules: Collection[str]) -> bool:
-    """Lock the rows of these rules that nobody else has locked; whether that is all of them. In a
-    transaction.
-    """
+    """Lock the rows that nobody else has; whether that is all of them. In a transaction."""
     rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return len(database.locked(rows).values_list("rule")) == rows.count()
 
 
 def forget_room(using: str, memos: Mapping[str, dict[str, Any]]) -> None:
-    """Void the room that passes know of these rules, since one of them is held now. Their rows are
-    locked, and these are their memos.
-    """
+    """Since one of them is held now. Their rows are locked, and these are their memos."""
     laid = {rule: {**memo, "laid": memo.get("laid", 0) + 1} for rule, memo in memos.items()}
     fresh = [{"pk": rule, "memo": memo} for rule, memo in laid.items()]
     database.update_each(tables.RuleState, using, fresh)

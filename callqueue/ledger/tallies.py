@@ -97,9 +97,7 @@ class Tallies:
             self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()), wanted)
 
     def know(self, rows: Iterable[tally_rows.Stored], asked: Iterable[str] = ()) -> None:
-        """Take in what rows say, (value, used, full_at, pk), of all that were asked about. What is
-        known already may be newer.
-        """
+        """(value, used, full_at, pk) of all that were asked about. What is known may be newer."""
         for value, used, full_at, pk in rows:
             self.by_value.setdefault(value, Tally(used, full_at, pk))
         for value in asked:
@@ -140,9 +138,7 @@ class Tallies:
             self.kept.left = max(begin, end)
 
     def correct(self, value: str, ended: Us, charged: int, cost: int) -> None:
-        """An attempt that is counted as it was charged cost something else, or has left before it
-        was known to have ended.
-        """
+        """It cost something else than it was charged, or left before it was known to have ended."""
         self.load([value])
         self.change(value, cost - charged)
         if ended <= self.kept.left and cost:
@@ -242,9 +238,7 @@ class Tallies:
             self._count_former(self.counts_from())
 
     def _count_former(self, horizon: Us) -> None:
-        """Add what former rules used. They are charged no more, so that it can only become less
-        until it is counted anew.
-        """
+        """They are charged no more: that only becomes less, until it is counted anew."""
         for value, cost in tally_rows.charged_by_former(self.using, self.budget, horizon):
             self.of(value).used += cost
             self.kept.has_former = True
@@ -459,9 +453,7 @@ def advance(using: str, tallies: Iterable[Tallies]) -> None:
 
 
 def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
-    """Read the values that are charged most of each budget per key. One statement for many of them
-    together. What the rows say of values that are known may be too much.
-    """
+    """Of each budget per key, in one statement for many. Rows of known values may say too much."""
     keyed = [one for one in tallies if one.limit.is_keyed and not one.is_anew]
     most = FULLEST + max((len(one.by_value) for one in keyed), default=0)
     found = tally_rows.fullest(using, [stored_name(one.budget) for one in keyed], most)

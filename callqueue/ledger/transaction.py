@@ -42,9 +42,7 @@ LOOKS = 20  # at a clock that jumps again and again, before it is taken for a da
 
 @dataclass(frozen=True)
 class Locked:
-    """What a transaction has in hand: the time, and by primary key the status and the last attempt
-    of the calls that it has locked.
-    """
+    """The time; by primary key, the status and last attempt of the calls that it has locked."""
 
     reading: Reading
     calls: Mapping[int, tuple[int, int]]
@@ -118,9 +116,7 @@ class Pair:
 
 
 def calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
-    """Lock these calls, waiting for whoever has them; their primary keys and these columns. To be
-    called in a transaction.
-    """
+    """Waiting for whoever has them; their keys and these columns. In a transaction."""
     rows = tables.calls(using).filter(pk__in=list(pks)).order_by("pk")
     return list(database.locked(rows, wait=True).values_list("pk", *columns))
 
@@ -185,7 +181,6 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
 
 
 def _free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[int]]:
-    """Lock these calls that nobody else has locked, by key; and the keys of the others."""
     listed = tables.calls(using).filter(pk__in=pks)
     free = {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
     away = pks - free.keys()
