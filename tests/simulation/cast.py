@@ -174,8 +174,6 @@ class Cast:
         process = self.start("asker", draw.random() < 0.3)
         if draw.random() < 0.3:  # at any of its statements
             what, place = draw.choice(["kill", "kill", "freeze"]), draw.choice(["", "permits."])
-            if what == "freeze":
-                self.world.judge.fates.is_lenient = True
             steps = draw.randint(1, 40 if place else 60)
             process.doom.append(Doom(steps, what, draw.choice([0.3, 1.0, 2.2]), place))
         after, count = draw.uniform(0, self.world.length.troubled), draw.choice([1, 1, 2, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.simulation.judged_fates import Ended
 from tests.simulation.provider import CALM
 from tests.simulation.scheduler import MICRO
 
@@ -75,21 +76,24 @@ class Ending:
     def judge(self) -> None:
         """Let the judge see everything."""
         world, server, judge = self.world, self.world.stage.server, self.world.judge
-        columns = "id, call_id, error_message, outcome, finished_at"
+        columns = "id, error_message, outcome, send_at, sent_at, finished_at"
         found = server.ask(f"SELECT {columns} FROM callqueue_callattempt ORDER BY id")
         ahead = world.stage.doors.shown() - self.scheduler.now
-        attempts = [(*one[:4], one[4] and server.instant(one[4]) - ahead) for one in found]
+        attempts = {
+            pk: Ended(why, outcome, *(at and server.instant(at) - ahead for at in instants))
+            for pk, why, outcome, *instants in found
+        }
         rows = server.ask("SELECT id, status, error_message, due_at_dt FROM callqueue_callqueue")
         shown = world.stage.doors.shown()
         calls = {pk: (status, why, server.instant(due) > shown) for pk, status, why, due in rows}
         judge.judge(world.provider.requests, attempts, calls)
-        for pk, _, why, *_ in attempts:
-            if why.startswith(SLIPS):
-                judge.complain(f"attempt {pk} ended by a slip of the code: {why}")
+        for pk, one in attempts.items():
+            if one.why.startswith(SLIPS):
+                judge.complain(f"attempt {pk} ended by a slip of the code: {one.why}")
         for process in world.cast.asking():
             judge.complain(f"{process.name} waits for its permit for ever")
         for process in world.cast.lingering():
             judge.complain(f"{process.name} was told to go, and does not")
-        loose = [one[0] for one in attempts if one[3] in ("", None)]
+        loose = [pk for pk, one in attempts.items() if not one.outcome]
         if loose and not judge.complaints:
             judge.complain(f"attempts {loose} stay open")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.provider import Request
 from tests.simulation.scheduler import MICRO, Process
@@ -20,6 +20,17 @@ PAUSE = round(0.08 * MICRO)  # after a first error, a tenth of a second but for 
 SILENT = "the worker fell silent"  # as recovery says
 PATIENT = 1 * MICRO  # microseconds for which an answer is waited for at least
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
+EXACT = 2  # microseconds by which two clocks are rounded
+
+
+class Ended(NamedTuple):
+    """An attempt at the end of a run, as its row says. Instants are microseconds of true time."""
+
+    why: str
+    outcome: str
+    send_at: int | None
+    sent_at: int | None
+    finished_at: int | None
 
 
 class Fates:
@@ -28,13 +39,14 @@ class Fates:
     def __init__(self, facts: Judge) -> None:
         self.facts = facts
         self.is_pruned = False  # cleanup has deleted calls
-        # databases were cut or workers frozen: an answer may have been lost
-        self.is_lenient = False
 
     def judge(
-        self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str, bool]]
+        self,
+        requests: list[Request],
+        attempts: dict[int, Ended],
+        calls: dict[int, tuple[int, str, bool]],
     ) -> None:
-        outcome = {pk: said for pk, _, _, said, _ in attempts}
+        outcome = {pk: one.outcome for pk, one in attempts.items()}
         of_call: dict[str, list[Request]] = defaultdict(list)
         made: dict[int, int] = defaultdict(int)
         for request in requests:
@@ -44,6 +56,8 @@ class Fates:
                 if outcome.get(request.attempt or 0) == "voided":
                     self.facts.complain(f"attempt {request.attempt} was voided, and made")
             self._judge_rest(request, outcome.get(request.attempt or 0))
+            if request.attempt in attempts and not self.facts.was_set:
+                self._judge_instants(request, attempts[request.attempt or 0])
         self._judge_room(requests)
         self._judge_patience(requests)
         self._judge_losses(attempts)
@@ -79,19 +93,36 @@ class Fates:
                 took = (ends - one.sent_at) / MICRO
                 self.facts.complain(f"{one.token} was given up after {took:.3f} s")
 
-    def _judge_losses(self, attempts: list[Any]) -> None:
+    def _judge_instants(self, request: Request, attempt: Ended) -> None:
+        """What the ledger says of when something was, it errs late; and nothing is sent before its
+        slot opens, nor after its end.
+        """
+        facts, what = self.facts, f"attempt {request.attempt} of {request.token}"
+        is_its_own = request.process.kind != "asker" or self._is_well(request.process)
+        if attempt.send_at is not None and request.sent_at < attempt.send_at - EXACT:
+            facts.complain(f"{what} was sent before its slot had opened")
+        if attempt.finished_at is None or attempt.outcome == "voided":
+            return
+        if is_its_own and request.sent_at > attempt.finished_at + EXACT:
+            facts.complain(f"{what} was sent after it had ended")
+        if attempt.sent_at is not None and attempt.sent_at < request.sent_at - EXACT:
+            facts.complain(f"{what} is said to be sent before it was")
+        told_at = request.told_at
+        if told_at and attempt.outcome != "lost" and attempt.finished_at < told_at - EXACT:
+            facts.complain(f"{what} is said to be answered before it was")
+
+    def _judge_losses(self, attempts: dict[int, Ended]) -> None:
         """Nobody is taken for dead before his lease has ended."""
-        for pk, _, why, _, ended_at in attempts:
+        for pk, one in attempts.items():
             release = self.facts.releases.get(pk)
-            if why.startswith(SILENT) and release is not None and not self.facts.was_set:
-                lasted = ended_at - release.at
+            if one.why.startswith(SILENT) and release is not None and not self.facts.was_set:
+                lasted = (one.finished_at or 0) - release.at
                 if lasted < PATIENT:
                     self.facts.complain(f"attempt {pk} was lost after {lasted / MICRO:.3f} s")
 
     def _is_well(self, process: Process) -> bool:
-        """Whether it was never killed, slow, or cut off."""
-        facts = self.facts
-        return not (self.is_lenient or process in facts.killed or process in facts.hampered)
+        """Whether it was never killed, slow, or cut off: then its answers are not lost."""
+        return process not in self.facts.killed and process not in self.facts.hampered
 
     def _is_a_makers(self, call: CallOf) -> bool:
         """Whether only makers have released it, which were alive and well all the time."""
@@ -107,7 +138,8 @@ class Fates:
 
     def _judge_repeats(self, call: CallOf, sent: list[Request]) -> None:
         errors = [one for one in sent if one.told_at is not None and one.status == 500]
-        if len(errors) > TRIES and not (call.requeued_at or self.is_lenient):
+        are_heard = all(self._is_well(one.process) for one in errors)
+        if len(errors) > TRIES and are_heard and not call.requeued_at:
             self.facts.complain(f"{call.token} is made again after {len(errors) - 1} errors")
         for before, after in pairwise(sent):
             again = after.counted_at or 0

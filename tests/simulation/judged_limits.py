@@ -111,8 +111,8 @@ class Limits:
     def _in_once(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:
         at = x.counted_at or 0
         # Who takes a permit and is frozen does not hang up when its lease ends.
-        is_lenient = self.facts.fates.is_lenient
-        known = [(y, n) for y, n in others if not (is_lenient and y.process.kind == "asker")]
+        frozen = {one for one in self.facts.hampered if one.kind == "asker"}
+        known = [(y, n) for y, n in others if y.process not in frozen]
         return sum(n for y, n in known if y.counted_at <= at < y.over_at)
 
     def _in_calendar(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:

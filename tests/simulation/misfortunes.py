@@ -85,7 +85,6 @@ def _kill(world: World, draw: Any) -> None:
 
 
 def _freeze(world: World, draw: Any) -> None:
-    world.judge.fates.is_lenient = True
     _doom(world, draw, "freeze", draw.choice([0.3, 1.0, 2.2, 4.0]))
 
 
@@ -100,7 +99,7 @@ def _stall(world: World, draw: Any) -> None:
 
 
 def _cut(world: World, draw: Any) -> None:
-    world.was_cut = world.judge.fates.is_lenient = True
+    world.was_cut = True
     _doom(world, draw, "cut")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.judged_fates import Fates
+from tests.simulation.judged_fates import Ended, Fates
 from tests.simulation.judged_limits import Limits
 from tests.simulation.provider import Request
 from tests.simulation.scheduler import MICRO, Process
@@ -78,7 +78,7 @@ class Judge:
     ended: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     calendar: int = 0  # microseconds that the database's clock shows at the beginning
     counted_twice: list[int] = field(default_factory=list)  # when a pass counted an attempt so
-    hampered: set[Process] = field(default_factory=set)  # slow, or frozen, at some time
+    hampered: set[Process] = field(default_factory=set)  # slow, frozen or cut off at some time
     killed: set[Process] = field(default_factory=set)
     over_at: int = 0  # when the run ended
     jumps: list[tuple[int, int]] = field(default_factory=list)  # of it: when, and by how much
@@ -176,11 +176,12 @@ class Judge:
         return found.pop() if len(found) == 1 else None
 
     def judge(
-        self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str, bool]]
+        self,
+        requests: list[Request],
+        attempts: dict[int, Ended],
+        calls: dict[int, tuple[int, str, bool]],
     ) -> None:
-        """All is over. `attempts`: (id, call, why, outcome, end); `calls`: by primary key (status,
-        why, whether it is to be made later).
-        """
+        """All is over. `calls`: by primary key (status, why, whether it is to be made later)."""
         self.limits.judge(requests)
         self.fates.judge(requests, attempts, calls)
 

@@ -19,6 +19,11 @@ LONGEST = 2.0  # seconds that a statement takes at most
 WAITED = round(0.25 * MICRO)  # for which a row may be waited for
 BUSY = 40  # passes that a process makes within a second at most
 LAGS = (0.004, 0.01, 0.03, 0.1, 0.3)
+ASTRAY = (
+    "SELECT a.id, c.id, c.status FROM callqueue_callattempt a JOIN callqueue_callqueue c "
+    "ON c.id = a.call_id WHERE a.finished_at IS NULL "
+    "AND NOT (c.status = 1 AND c.last_attempt = a.number) ORDER BY a.id"
+)
 # where in the product a process may be hit: the beginning of a module and function
 PLACES = (
     "", "", "dispatch.", "dispatch.release_pass", "execution.claim", "execution.recorder",
@@ -153,6 +158,8 @@ class Statements:
             # first.
             rows = [row for row in found if row[0] not in world.judge.releases]
             world.judge.note(rows, process, began, now)
+        if (has_inserted or has_ended) and not is_undone:
+            self._judge_open()
         if has_ended and not is_undone:
             self._ended_at = now
         if has_ended and not is_undone and world.scene.overspends:
@@ -161,6 +168,13 @@ class Statements:
             world.judge.note_ends([(pk, _tokens(cost)) for pk, cost in found], now)
         if has_held and not is_undone:
             world.judge.note_holds(world.provider.requests, process, now)
+
+    def _judge_open(self) -> None:
+        """Whose attempt is open is out, with this attempt: so it has one of them."""
+        if not self.world.judge.complaints:
+            for pk, call, status in self.world.stage.server.ask(ASTRAY):
+                text = f"attempt {pk} is open, and its call {call} has gone on (status {status})"
+                self.world.judge.complain(text)
 
     def _lag(self, draw: Any) -> float:
         """Seconds that pass before or after a statement."""
@@ -175,11 +189,11 @@ class Statements:
             if doom not in process.doom or not doom.strikes(one):
                 continue
             process.doom.remove(doom)
+            self.world.judge.hampered.add(process)
             self.scheduler.tell(f"{doom.kind} {doom.given or ''}", process.name)
             if doom.kind == "kill":
                 self.world.cast.die(process)
             elif doom.kind == "freeze":
-                self.world.judge.hampered.add(process)
                 process.thawed_at = self.scheduler.now + round(doom.given * MICRO)
                 self.scheduler.sleep(0)
             else:
