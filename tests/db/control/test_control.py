@@ -1,4 +1,4 @@
-"""Pausing and resuming rules and keys."""
+"""Pausing and resuming rules and keys; requeueing and cancelling by the thousand."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, control
+from callqueue import Rule, SlidingWindow, control, states
+from callqueue.control import bulk
 from callqueue.exceptions import InvalidCall
-from callqueue.ledger import ledger_time
+from callqueue.ledger import holds, ledger_time
 from callqueue.maintenance import recovery
-from callqueue.models import Hold
+from callqueue.models import CallQueue, Hold
 from tests.db.commands import run
 from tests.support.behaviour import release, send
+from tests.support.history import ended, failing, statuses
 
 Rules = Callable[..., None]
 
@@ -48,13 +51,6 @@ def test_one_key_is_paused_and_the_others_go_on() -> None:
     assert release() == [held]
 
 
-def test_resuming_a_rule_ends_the_holds_on_its_keys_too() -> None:
-    call = send("r", key="a")
-    run("pause", "r", "--key", "a")
-    run("resume", "r")
-    assert release() == [call]
-
-
 def test_a_pause_takes_the_place_of_an_earlier_one_and_may_be_shorter() -> None:
     run("pause", "r")
     assert run("pause", "r", "--for", "10m", "--reason", "less").code == 0
@@ -63,6 +59,15 @@ def test_a_pause_takes_the_place_of_an_earlier_one_and_may_be_shorter() -> None:
     assert hold.reason == "less"
     assert run("pause", "r").code == 0
     assert Hold.objects.get().until is None
+
+
+def test_a_pause_leaves_the_providers_own_hold_as_it_is() -> None:
+    holds.lay("default", ["r"], "rule", "", timedelta(minutes=5), "Retry-After", source="provider")
+    control.pause("default", "r", seconds=600)
+    control.pause("default", "r", seconds=5)
+    left = {hold.source: hold.until - hold.began_at for hold in Hold.objects.all()}
+    assert left["provider"] == timedelta(minutes=5)
+    assert left["operator"] < timedelta(seconds=30)
 
 
 @pytest.mark.parametrize("length", ["0s", "0w", "-5m", "", "soon"])
@@ -90,9 +95,9 @@ def test_the_hold_after_a_restored_backup_ends_by_its_own_name_only() -> None:
     run("pause", "r", "--for", "1m")
     run("pause", "r", "--key", "k")
     run("pause", "other", "--for", "1m")
-    for rule, ended in (("r", 2), ("other", 1)):
+    for rule, count in (("r", 2), ("other", 1)):
         resumed = run("resume", rule)
-        assert (resumed.code, resumed.out) == (1, f"resumed {rule}: {plural(ended)} ended\n")
+        assert (resumed.code, resumed.out) == (1, f"resumed {rule}: {plural(count)} ended\n")
         shown = ledger_time.to_wall("default", safe[rule])
         assert f"still held until {shown:%Y-%m-%d %H:%M:%S} UTC" in resumed.error
         assert f"callqueue_resume {rule} --restored" in resumed.error
@@ -121,3 +126,40 @@ def test_a_backup_restored_twice_makes_the_hold_no_shorter() -> None:
 
 def plural(count: int) -> str:
     return "1 hold" if count == 1 else f"{count} holds"
+
+
+Status = CallQueue.Status
+
+
+def test_since_counts_from_the_end_and_for_an_error_from_its_last_failure() -> None:
+    calls = (
+        ended(Status.FAILED, 1),
+        ended(Status.FAILED, 3),
+        failing(1),
+        failing(3),
+        failing(1, states.VOIDED),
+    )
+    ran = run("requeue", "--status", "failed", "error", "--since", "2h")
+    assert ran.out == "requeued 2 calls\n"
+    assert statuses(*calls) == [Status.NEW, Status.FAILED, Status.NEW, Status.ERROR, Status.ERROR]
+
+
+def test_cancel_by_age_counts_what_never_ended_from_its_creation() -> None:
+    old, young = send("r"), send("r")
+    CallQueue.objects.filter(pk=old.pk).update(created_dt=timezone.now() - timedelta(hours=5))
+    run("cancel", "--since", "2h")
+    assert statuses(old, young) == [Status.NEW, Status.CANCELLED]
+
+
+def test_many_calls_go_in_batches_with_word_of_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk, "BATCH", 3)
+    for _ in range(7):
+        ended(Status.FAILED)
+    told: list[tuple[int, int | None]] = []
+    pick = bulk.Pick((Status.FAILED,))
+    assert (
+        bulk.requeue("default", pick, progress=lambda done, total: told.append((done, total))) == 7
+    )
+    assert told == [(3, 7), (6, 7), (7, 7)]

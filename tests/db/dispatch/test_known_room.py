@@ -76,22 +76,6 @@ def known(rule: str = "r") -> Any:
 # --- what it saves
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [[], [SlidingWindow("20/s"), SlidingWindow("5000/h")], [TokenBucket("20/s", burst=9)]],
-    ids=["none", "windows", "a bucket"],
-)
-def test_a_pass_far_from_its_limits_counts_nothing(rules: Rules, limits: list[Any]) -> None:
-    rules(r=Rule(limits=limits))
-    assert let_go(1) == 1
-    send("r")
-    with CaptureQueriesContext(connection) as said:
-        assert a_pass() == 1
-    own = [one["sql"] for one in said.captured_queries if "ensure" not in one["sql"]]
-    reading = [sql for sql in own if "MIN(released_at)" in sql or "finished_at >" in sql]
-    assert not reading
-
-
 def test_a_pass_of_one_call_makes_five_statements(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("20/s")]))
     let_go(1)
@@ -136,19 +120,6 @@ def test_rules_that_share_a_limit_take_from_the_same_room(rules: Rules) -> None:
     assert let_go(3, "a") == 0
 
 
-def test_a_costly_call_is_not_overtaken(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("9/m", unit="tokens")]))
-    assert let_go(1, cost={"tokens": 3}) == 1
-    assert known() == {"r#0": 6}
-    costly = send("r", cost={"tokens": 7})
-    assert let_go(1, cost={"tokens": 1}) == 0
-    answer()
-    with travel(62):
-        assert a_pass() == 2
-    first = CallAttempt.objects.order_by("pk")[1]
-    assert first.call_id == costly.pk
-
-
 # --- where it is not believed
 
 
@@ -158,7 +129,7 @@ def test_a_costly_call_is_not_overtaken(rules: Rules) -> None:
         Rule(limits=[SlidingWindow("9/s", per="key")]),
         Rule(limits=[SlidingWindow("9/s", per="queue")]),
         Rule(limits=[SlidingWindow("9/s")], queues=["a", "b"]),
-        Rule(limits=[SlidingWindow("9/s")], settle="tests.db.ledger.test_corrections.a_tenth"),
+        Rule(limits=[SlidingWindow("9/s")], settle="tests.db.ledger.test_corrections.five_times"),
     ],
     ids=["keys", "a queue", "queues", "settles"],
 )
@@ -313,7 +284,7 @@ def test_known_room_is_never_more_than_counting_finds(rules: Rules, kind: str) -
     rules(r=Rule(limits=LIMITS[kind]), s=Rule())
     rand, seen = random.Random(kind), 0
     with travel() as clock:
-        for _ in range(150):
+        for _ in range(80):
             clock.forward(rand.choice([0.0, 0.01, 0.06, 0.4, 1.1]))
             for _ in range(rand.choice([0, 1, 1, 3])):
                 send("r", cost={"tokens": rand.randint(1, 4)} if kind == "tokens" else 1)

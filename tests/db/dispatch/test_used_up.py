@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
+from callqueue import Rule, SlidingWindow, TokenBucket, conf
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.ledger import ledger_time, ready_calls
 from callqueue.models import CallAttempt, CallQueue
-from tests.db.ledger.test_clock_jumps import Clocks, answer_all
+from tests.db.ledger.test_clock_jumps import Clocks, answer_all, at_command
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("trusted_workers")]
 
@@ -58,19 +58,7 @@ class Minute:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    clock = Clocks()
-    monkeypatch.setattr(database, "clock", lambda using: clock.wall)
-    monkeypatch.setattr(database, "clock_sql", lambda using: _shown(clock))
-    monkeypatch.setattr(clocks, "monotonic", lambda: clock.mono)
-    monkeypatch.setattr(ledger_time, "_watches", {})
-    return clock
-
-
-def _shown(clock: Clocks) -> str:
-    from django.db import connection
-
-    is_read = connection.vendor == "postgresql"
-    return f"CAST('{clock.wall.isoformat()}' AS timestamptz)" if is_read else "NULL"
+    return at_command(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection, transaction
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
-from callqueue.dispatch.dispenser import Membership
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
@@ -25,14 +23,7 @@ from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.transaction import transaction as in_time
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
-from callqueue.management.commands import callqueue_dispenser
-from callqueue.models import (
-    CallAttempt,
-    CallQueue,
-    DispenserState,
-    Hold,
-    KeyTurn,
-)
+from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
 from callqueue.transitions import Job, Result
 from tests.support.behaviour import response
 
@@ -65,30 +56,34 @@ class Clocks:
         return self.wall - timedelta(microseconds=ledger_time.moved("default"))
 
 
-def _shown(two_clocks: Clocks) -> str:
-    """The database's clock for a statement. Where no statement reads and writes by it, none needs
-    to bring it.
-    """
-    is_read = connection.vendor == "postgresql"
-    return f"CAST('{two_clocks.wall.isoformat()}' AS timestamptz)" if is_read else "NULL"
-
-
 @pytest.fixture
 def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: None) -> Clocks:
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m", jitter=0.05)])}}
     monkeypatch.setattr(telling, "SLOW", 0.0)
-    two_clocks = Clocks()
-    monkeypatch.setattr(database, "clock", lambda using: two_clocks.wall)
-    monkeypatch.setattr(database, "clock_sql", lambda using: _shown(two_clocks))
-    monkeypatch.setattr(clocks, "monotonic", lambda: two_clocks.mono)
+    two_clocks = at_command(monkeypatch)
     monkeypatch.setattr(ledger_time, "time", SimpleNamespace(sleep=two_clocks.pass_by))
-    monkeypatch.setattr(ledger_time, "_watches", {})
     ensure_states("default", list(conf.current().rules))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
     CallQueue.objects.send_many([url] * 100, rule="r")
     CallQueue.objects.update(due_at_dt=two_clocks.wall)
     ledger_time.watch("default").look()
     two_clocks.pass_by(1)  # it is no newcomer any more
+    return two_clocks
+
+
+def at_command(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    """What this process and its statements read from now on."""
+    two_clocks = Clocks()
+
+    def shown(using: str) -> str:
+        """Where no statement reads and writes by the database's clock, none needs to bring it."""
+        is_read = connection.vendor == "postgresql"
+        return f"CAST('{two_clocks.wall.isoformat()}' AS timestamptz)" if is_read else "NULL"
+
+    monkeypatch.setattr(database, "clock", lambda using: two_clocks.wall)
+    monkeypatch.setattr(database, "clock_sql", shown)
+    monkeypatch.setattr(clocks, "monotonic", lambda: two_clocks.mono)
+    monkeypatch.setattr(ledger_time, "_watches", {})
     return two_clocks
 
 
@@ -145,27 +140,13 @@ def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after
     assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"40/m"}
 
 
-def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
-    two_clocks: Clocks,
-) -> None:
-    strict, lax = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
-    stays = Membership("default", "stays", lambda: strict)
-    goes = settings.Party("default")
-    stays.follow_settings()
-    goes.join(strict)
-    two_clocks.jump(7200)
-    goes.leave()
-    book = settings.Party("default").join(lax)
-    assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
-
-
 ageing = pytest.mark.parametrize(
     "begin_to_age", [answer_all, tell_of_all], ids=["answered", "told of"]
 )
 
 
 @ageing
-@pytest.mark.parametrize("jump", [3600, 86400, 120, 5, -3600, -86400, -120, -5])
+@pytest.mark.parametrize("jump", [86400, 5, -86400, -5])
 def test_a_jump_makes_no_room_and_stalls_no_longer_than_a_window(
     two_clocks: Clocks, jump: int, begin_to_age: Callable[[Clocks], None]
 ) -> None:
@@ -181,25 +162,44 @@ def test_a_jump_makes_no_room_and_stalls_no_longer_than_a_window(
     assert released(two_clocks) == 20
 
 
-@pytest.mark.parametrize("jump", [-3600, -5])
-def test_a_retry_waits_no_longer_than_it_had_to_if_the_clock_is_set_back(
-    two_clocks: Clocks, jump: int
-) -> None:
-    ledger_time.watch("default").look()
-    CallQueue.objects.update(
-        status=CallQueue.Status.ERROR,
-        ready=False,
-        due_at_dt=two_clocks.wall + timedelta(seconds=10),
-    )
+@pytest.mark.parametrize("jump", [3600, -5, -3600])
+def test_what_is_to_come_comes_as_soon_as_it_was_to(two_clocks: Clocks, jump: int) -> None:
+    """The waits of the app's own are as long as ever, and no longer where the clock is set back; an
+    appointment that somebody made stays.
+    """
+    assert released(two_clocks) == 20
+    begun, wall = two_clocks.mono, two_clocks.wall
+    retry, later, dead, kept = CallQueue.objects.new().order_by("pk")[:4]
+    due = {"ready": False, "due_at_dt": wall + timedelta(seconds=10)}
+    over = {"expires_at_dt": wall + timedelta(seconds=10)}
+    CallQueue.objects.filter(pk=retry.pk).update(status=states.ERROR, **due)
+    CallQueue.objects.filter(pk=later.pk).update(**due)
+    CallQueue.objects.filter(pk=dead.pk).update(method=states.PERMIT, **over)
+    CallQueue.objects.filter(pk=kept.pk).update(**over)
+    waits = {"rule": "r", "priority": 0, "key": "k", "blocked_on": "room"}
+    now = database.to_us(two_clocks.ledger)
+    KeyTurn.objects.create(**waits, served=now, blocked_until=now + 10**6)
+    holds.lay("default", ["r"], "rule", "", timedelta(seconds=30), "", source="provider")
+    turns = list(KeyTurn.objects.values())
     two_clocks.pass_by(1)
     two_clocks.jump(jump)
+    wrong = two_clocks.ledger  # as it is until somebody looks
+    lease = wrong + timedelta(seconds=90)
+    CallAttempt.objects.update(started_at=wrong, lease_until=lease)
     two_clocks.pass_by(1)
     ledger_time.watch("default").look()
-    left = (
-        CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get()
-        - two_clocks.wall
-    )
-    assert abs(left - timedelta(seconds=8)) < timedelta(seconds=1)
+
+    went_by = two_clocks.mono - begun
+    read = {call.pk: call for call in CallQueue.objects.all()}
+    back = jump if jump < 0 else 0
+    for instant in (read[retry.pk].due_at_dt, read[dead.pk].expires_at_dt):
+        assert (instant - wall).total_seconds() == pytest.approx(10 + back, abs=0.5)
+    assert read[later.pk].due_at_dt == read[kept.pk].expires_at_dt == due["due_at_dt"]
+    assert list(KeyTurn.objects.values()) == turns
+    (lease,) = set(CallAttempt.objects.values_list("lease_until", flat=True))
+    assert (lease - two_clocks.ledger).total_seconds() == pytest.approx(89, abs=0.1)
+    left = (Hold.objects.get().until - two_clocks.ledger).total_seconds()
+    assert left == pytest.approx(30 - went_by, abs=0.1)
 
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writes at a time")
@@ -228,51 +228,6 @@ def _looked() -> None:
         connection.close()
 
 
-def test_the_permit_of_a_process_that_died_lives_no_longer_if_the_clock_is_set_back(
-    two_clocks: Clocks,
-) -> None:
-    """Passes would charge it, and take that back, for as long as the clock was set back."""
-    lives = two_clocks.wall + timedelta(seconds=8)
-    dead = CallQueue.objects.create(
-        rule="r", method=states.PERMIT, call_data={}, ready=True, expires_at_dt=lives
-    )
-    kept = CallQueue.objects.create(rule="r", call_data={}, ready=True, expires_at_dt=lives)
-    two_clocks.pass_by(1)
-    two_clocks.jump(-3600)
-    ledger_time.watch("default").look()
-    dead.refresh_from_db(), kept.refresh_from_db()
-    left = (dead.expires_at_dt - two_clocks.wall).total_seconds()
-    assert left == pytest.approx(7, abs=0.5)
-    assert kept.expires_at_dt == lives, "an appointment stays"
-
-
-def test_a_scheduled_call_keeps_its_instant(two_clocks: Clocks) -> None:
-    ledger_time.watch("default").look()
-    due = two_clocks.wall + timedelta(seconds=10)
-    CallQueue.objects.update(ready=False, due_at_dt=due)
-    two_clocks.pass_by(1)
-    two_clocks.jump(3600)
-    two_clocks.pass_by(1)
-    ledger_time.watch("default").look()
-    assert CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get() == due
-
-
-@ageing
-def test_what_begins_to_age_after_the_jump_keeps_its_own_time(
-    two_clocks: Clocks, begin_to_age: Callable[[Clocks], None]
-) -> None:
-    assert released(two_clocks) == 20
-    two_clocks.pass_by(5)
-    two_clocks.jump(3600)
-    begin_to_age(two_clocks)  # recorded on the new clock, before any dispenser saw the jump
-    two_clocks.pass_by(1)
-    assert released(two_clocks) == 0
-    two_clocks.pass_by(58)
-    assert released(two_clocks) == 0
-    two_clocks.pass_by(2)
-    assert released(two_clocks) == 20
-
-
 def test_a_clock_that_is_back_before_anybody_looked_is_believed_again(two_clocks: Clocks) -> None:
     watch = ledger_time.watch("default")
     watch.look()
@@ -298,24 +253,6 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(ledger_time, "move", noted)
     return made
-
-
-def test_two_dispensers_move_the_ledger_once(two_clocks: Clocks, moves: list[int]) -> None:
-    first, second = ledger_time.Watch("default"), ledger_time.Watch("default")
-    first.look(), second.look()
-    assert released(two_clocks) == 20
-    answer_all(two_clocks)
-    before = list(CallAttempt.objects.order_by("pk").values())
-    two_clocks.pass_by(10)
-    first.look(), second.look()
-    two_clocks.jump(3600)
-    two_clocks.pass_by(1)
-    first.look(), second.look()
-    two_clocks.pass_by(1)
-    first.look(), second.look()
-    assert released(two_clocks) == 0
-    assert list(CallAttempt.objects.order_by("pk").values()) == before
-    assert len(moves) == 1
 
 
 @pytest.mark.skipif(
@@ -391,94 +328,38 @@ def used_up(two_clocks: Clocks) -> None:
     answer_all(two_clocks)
 
 
-@pytest.mark.parametrize("jump", [0.02, 0.5, 60, 3600, -3600, 86400 * 7, -86400 * 7])
-def test_a_begin_that_meets_the_jump_leaves_it_to_be_dealt_with(
-    two_clocks: Clocks, jump: float
-) -> None:
-    used_up(two_clocks)
-    two_clocks.pass_by(59.84)  # a hundredth before the next may be released ahead
-    ledger_time.watch("default").look()
-    two_clocks.jump(jump)
-    assert begin("default", [0]) == []
-    assert [len(release("default", ["r"]).released) for _ in range(3)] == [0, 0, 0]
-    two_clocks.pass_by(60.1)
-    assert released(two_clocks) == 20
-
-
-@pytest.mark.parametrize("jump", [-3600, 3600])
-def test_a_process_that_has_only_begun_something_moves_nothing_a_second_time(
-    two_clocks: Clocks, others: Others, jump: float
-) -> None:
-    others.be("dispenser").look()
-    others.be("worker")
-    begin("default", [0])
-    others.be("dispenser")
-    used_up(two_clocks)
-    two_clocks.jump(jump)
-    two_clocks.pass_by(1)
-    others.be("dispenser").look()
-    two_clocks.pass_by(1)
-    others.be("worker").look()
-    assert released(two_clocks) == 0
-    two_clocks.pass_by(60)
-    assert released(two_clocks) == 20
-
-
-@pytest.mark.parametrize(
-    "jumps", [(3600, -3600), (-3600, 3600), (50, 50), (-50, -50), (-3600, 3605), (3600, -3595)]
-)
-@pytest.mark.parametrize("who", ["sleeper", "dispenser"])
-def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
+@pytest.mark.parametrize("jumps", [(50, 50), (-3600, 3605), (3600, -3600), (3600, 0)])
+@pytest.mark.parametrize("who", ["sleeper", "dispenser", "idler", "beginner"])
+def test_who_missed_one_jump_of_two_deals_with_what_is_left(
     two_clocks: Clocks, others: Others, jumps: tuple[float, float], who: str
 ) -> None:
-    """Between the two, one process looks and the other sleeps; then either meets the second one
-    first, and the dispenser, which saw both, looks soon.
+    """The dispenser sees both, and the others neither: the sleeper knew the clock, the idler has
+    looked once, and the beginner has only begun something. Whoever meets the second first takes
+    over no more than what is left.
     """
     for _ in range(2):
         others.be("sleeper").look()
         others.be("dispenser").look()
         two_clocks.pass_by(1)
     used_up(two_clocks)
-    two_clocks.pass_by(1)
-    two_clocks.jump(jumps[0])
-    others.be("dispenser").look()
-    two_clocks.pass_by(1)
-    two_clocks.jump(jumps[1])
-    others.be(who)
-    assert released(two_clocks) == 0
-    others.be("dispenser").look()
-    others.be(who)
-    two_clocks.pass_by(60.5)
-    assert released(two_clocks) == 20
-
-
-@pytest.mark.parametrize(
-    "jumps", [(50, 50), (3600, 3600), (-3600, 3605), (3600, -3595), (3600, -3600), (-3600, 3600)]
-)
-def test_who_has_looked_once_and_long_ago_deals_with_the_last_of_two_jumps(
-    two_clocks: Clocks, others: Others, jumps: tuple[float, float]
-) -> None:
-    """What others have moved the ledger by since then is no reason to take the rest over."""
-    others.be("dispenser").look()
-    two_clocks.pass_by(1)
-    others.be("dispenser").look()
-    used_up(two_clocks)
     others.be("idler").look()
-    two_clocks.pass_by(2)
+    others.be("beginner")
+    begin("default", [0])
+    two_clocks.pass_by(1)
     two_clocks.jump(jumps[0])
     others.be("dispenser").look()
     two_clocks.pass_by(1)
     two_clocks.jump(jumps[1])
-    others.be("idler")
+    others.be(who)
     assert released(two_clocks) == 0
     others.be("dispenser").look()
-    others.be("idler")
+    others.be(who)
     two_clocks.pass_by(60.5)
     assert released(two_clocks) == 20
 
 
 @pytest.mark.parametrize("jump", [-0.45, 0.45, 5, -3600])
-@pytest.mark.parametrize("drift", [0.3, 0, -0.3])
+@pytest.mark.parametrize("drift", [0.3, -0.3])
 def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
     two_clocks: Clocks, others: Others, drift: float, jump: float
 ) -> None:
@@ -536,28 +417,6 @@ def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     assert len(moves) < 5, "and nobody goes on moving it"
 
 
-def test_a_dispenser_that_runs_once_lets_those_move_the_ledger_who_saw_the_jump(
-    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others.be("dispenser").look()
-    recovery.beat("default", "another")
-    used_up(two_clocks)
-    two_clocks.pass_by(1)
-    two_clocks.jump(3600)
-
-    def wait(self: threading.Event, seconds: float | None = None) -> bool:
-        others.be("dispenser").look()
-        two_clocks.pass_by(seconds or 0.0)
-        others.be("once")
-        return False
-
-    monkeypatch.setattr(threading.Event, "wait", wait)
-    monkeypatch.setattr(callqueue_dispenser.doctor, "broker_refusal", lambda: None)
-    others.be("once")
-    call_command("callqueue_dispenser", "--once")
-    assert CallAttempt.objects.count() == 20
-
-
 def test_a_jump_that_a_slow_reading_hides_is_not_credited(two_clocks: Clocks) -> None:
     """The clock's answer may have come at any moment of it, so the time that has surely gone by
     counts and no more.
@@ -579,97 +438,9 @@ def test_a_jump_that_a_slow_reading_hides_is_not_credited(two_clocks: Clocks) ->
     assert (credited - last.at) / 1_000_000 < 1 + 0.02
 
 
-@pytest.mark.parametrize("jump", [3600, -3600])
-def test_what_keys_wait_for_and_whose_turn_it_was_stays(two_clocks: Clocks, jump: int) -> None:
-    now = database.to_us(two_clocks.ledger)
-    KeyTurn.objects.create(
-        rule="r", priority=0, key="k", served=now, blocked_on="room", blocked_until=now + 10**6
-    )
-    before = list(KeyTurn.objects.values())
-    two_clocks.jump(jump)
-    ledger_time.watch("default").look()
-    assert list(KeyTurn.objects.values()) == before
-
-
-@pytest.mark.parametrize("jump", [3600, -3600])
-def test_a_hold_lasts_as_long_as_it_was_laid_for(two_clocks: Clocks, jump: int) -> None:
-    lasts = timedelta(seconds=30)
-    holds.lay("default", ["r"], "rule", "", lasts, "", source="provider")
-    two_clocks.pass_by(10)
-    two_clocks.jump(jump)
-    ledger_time.watch("default").look()
-    left = Hold.objects.get().until - two_clocks.ledger
-    assert abs(left - timedelta(seconds=20)) < timedelta(seconds=0.1)
-    assert released(two_clocks) == 0
-    two_clocks.pass_by(20)
-    assert released(two_clocks) == 20
-
-
-@pytest.mark.parametrize("jump", [86400, -86400])
-def test_a_hold_that_is_laid_after_the_jump_is_as_long_too(
-    two_clocks: Clocks, others: Others, jump: int
-) -> None:
-    """By a process that has just begun, before any other has seen the jump."""
-    others.be("dispenser").look()
-    two_clocks.pass_by(1)
-    two_clocks.jump(jump)
-    others.be_new(two_clocks)
-    holds.lay("default", ["r"], "rule", "", timedelta(seconds=30), "", source="provider")
-    others.be("dispenser").look()
-    left = Hold.objects.get().until - two_clocks.ledger
-    assert abs(left - timedelta(seconds=30)) < timedelta(seconds=0.1)
-
-
-@pytest.mark.parametrize("jump", [3600, -3600])
-def test_a_lease_that_was_written_by_the_wrong_time_is_as_long_as_it_was_to_be(
-    two_clocks: Clocks, jump: int
-) -> None:
-    """By a begin, which waits for nobody, before the look that finds the jump."""
-    assert released(two_clocks) == 20
-    ledger_time.watch("default").look()
-    two_clocks.pass_by(1)
-    two_clocks.jump(jump)
-    wrong = two_clocks.ledger  # as it is until somebody looks
-    CallAttempt.objects.update(started_at=wrong, lease_until=wrong + timedelta(seconds=90))
-    two_clocks.pass_by(1)
-    ledger_time.watch("default").look()
-    (lease,) = set(CallAttempt.objects.values_list("lease_until", flat=True))
-    assert abs(lease - two_clocks.ledger - timedelta(seconds=89)) < timedelta(seconds=0.1)
-
-
-def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(two_clocks: Clocks) -> None:
-    used_up(two_clocks)
-    CallQueue.objects.all().delete()
-    ledger_time.watch("default").look()
-    two_clocks.jump(86400 * 60)
-    cleanup.clean("default")
-    assert CallAttempt.objects.count() == 20
-
-
-@pytest.mark.parametrize("jump", [0.3, 3600, -0.3, -3600])
-def test_a_sign_of_life_that_is_put_right_after_a_jump_is_no_backup(
-    two_clocks: Clocks, jump: float
-) -> None:
-    """The dispenser had given it before it looked at the clock, and remembers it as it was."""
-    me = Membership("default", "me:1", lambda: conf.current().book)
-    me.runs = True
-    me.follow_settings()
-    two_clocks.pass_by(1)
-    ledger_time.watch("default").look()
-    two_clocks.jump(jump)
-    me.heartbeat()
-    two_clocks.pass_by(0.2)
-    ledger_time.watch("default").look()
-    two_clocks.pass_by(5)
-    me.heartbeat()
-    assert not Hold.objects.exists()
-    DispenserState.objects.update(seen_at=two_clocks.ledger - timedelta(seconds=6))  # a backup
-    me.heartbeat()
-    assert Hold.objects.exists()
-
-
-def test_a_cleanup_that_begins_just_after_the_clock_has_jumped_deletes_nothing_that_counts(
-    two_clocks: Clocks, others: Others
+@pytest.mark.parametrize("is_new", [False, True], ids=["a dispenser's", "a command's"])
+def test_a_cleanup_just_after_the_clock_has_jumped_deletes_nothing_that_counts(
+    two_clocks: Clocks, others: Others, is_new: bool
 ) -> None:
     """A command is a process of its own, and cannot know; a dispenser deals with it soon."""
     others.be("dispenser").look()
@@ -678,7 +449,8 @@ def test_a_cleanup_that_begins_just_after_the_clock_has_jumped_deletes_nothing_t
     two_clocks.pass_by(1)
     others.be("dispenser").look()
     two_clocks.jump(86400 * 60)
-    others.be_new(two_clocks)
+    if is_new:
+        others.be_new(two_clocks)
     cleanup.clean("default")
     assert CallAttempt.objects.count() == 20
 
@@ -705,20 +477,23 @@ def answered(job: Job, status: int = 200, headers: Any = None) -> Result:
     return judging.of_answer(job, answer)
 
 
-@pytest.mark.parametrize(
-    "jump", [0.02, 0.03, 0.45, 5, 3600, 604800, -0.03, -0.45, -5, -3600, -604800]
-)
+@pytest.mark.parametrize("jump", [0.03, 0.45, 604800, -0.03, -0.45, -604800])
 def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    sent = ledger_time.now("default")
-    report = answered(job)
+    """Who meets the jump first has the ledger moved before he writes; the hold is as long as the
+    answer says.
+    """
+    before, sent = ledger_time.moved("default"), ledger_time.now("default")
+    report = answered(job, 429, {"Retry-After": "30"})
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
-    assert recorder.write("default", [report]) == 1
+    recorder.record("default", [report])
+    assert (ledger_time.moved("default") - before) / 1_000_000 == pytest.approx(jump, abs=0.5)
     attempt = CallAttempt.objects.get()
     known = timedelta(microseconds=clocks.TOLERANCE)  # a move errs late
     now = ledger_time.now("default")
     assert sent - known <= attempt.sent_at <= attempt.finished_at <= now
+    assert timedelta(seconds=25) <= Hold.objects.get().until - now <= timedelta(seconds=30)
 
 
 def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_to_answer(
@@ -755,27 +530,6 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     recorder.write("default", [report])
     due = CallQueue.objects.get().due_at_dt
     assert before + wait - timedelta(seconds=5) <= due <= database.clock("default") + wait
-
-
-@pytest.mark.parametrize("jump", [3600, -3600])
-def test_a_hold_that_an_answer_asks_for_is_as_long_as_it_says_after_a_jump(
-    job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
-) -> None:
-    report = answered(job, 429, {"Retry-After": "30"})
-    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
-    recorder.record("default", [report])
-    left = Hold.objects.get().until - ledger_time.now("default")
-    assert timedelta(seconds=25) <= left <= timedelta(seconds=30)
-
-
-def test_a_record_that_meets_the_jump_first_has_the_ledger_moved_before_it_writes(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else what it wrote would be too early, for whoever does."""
-    before = ledger_time.moved("default")
-    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=-3600))
-    recorder.write("default", [answered(job)])
-    assert (ledger_time.moved("default") - before) / 1_000_000 == pytest.approx(-3600, abs=1)
 
 
 @pytest.mark.parametrize("jump", [3600, -3600])

@@ -31,7 +31,7 @@ from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import travel
 from callqueue.transitions import after_success
-from tests.support.behaviour import make_together, release, run, send
+from tests.support.behaviour import make_together, release, send
 from tests.support.dispensers import Process
 from tests.support.ledger import CALL, Later
 
@@ -46,10 +46,6 @@ NEVER = SlidingWindow("900000/h", unit="tokens")
 
 def five_times(response: Any) -> Any:
     return {"tokens": 500}
-
-
-def a_tenth(response: Any) -> Any:
-    return {"tokens": 10}
 
 
 def spent() -> int:
@@ -70,25 +66,6 @@ def permits(count: int, cost: int = 500) -> int:
 
 
 # --- settings that differ from what is in force
-
-
-@pytest.mark.parametrize("rate", ["5000/h", None])
-def test_permits_spend_no_more_than_an_operators_rate(rules: Rules, rate: str | None) -> None:
-    rules(r=Rule(limits=[UNTALLIED if rate else TALLIED]))
-    if rate:
-        control.change_limit("default", "r", "r#0", rate)
-    assert permits(40) == 10
-    assert spent() == 5000
-
-
-def test_calls_spend_no_more_than_an_operators_rate(rules: Rules, remote: Any) -> None:
-    settle = "tests.db.ledger.test_corrections.five_times"
-    rules(r=Rule(limits=[UNTALLIED], settle=settle))
-    control.change_limit("default", "r", "r#0", "5000/h")
-    for _ in range(40):
-        send("r", cost={"tokens": 1000})
-    assert [run() for _ in range(6)] == [5, 2, 1, 1, 0, 0]  # a thousand is asked for each
-    assert spent() == 4500
 
 
 @pytest.mark.parametrize(
@@ -318,26 +295,4 @@ def test_a_permit_that_is_settled_after_it_has_left_makes_no_room_twice(
         with pytest.raises(NotNow), tokens(11):
             pytest.fail("over the limit")
         with tokens(10):
-            pass
-
-
-def test_a_permit_of_a_bucket_that_is_settled_for_more_late_lowers_its_level(rules: Rules) -> None:
-    rules(r=Rule(limits=[TokenBucket("100/h", burst=100, unit="tokens", per="key")]))
-
-    def tokens(count: int) -> Any:
-        return callqueue.permit("r", key="a", cost={"tokens": count}, wait=0)
-
-    with travel() as clock:
-        with tokens(10) as permit:
-            pass
-        clock.forward(10)
-        with tokens(10):
-            pass
-        permit.settle({"tokens": 60})
-        with pytest.raises(NotNow), tokens(32):
-            pytest.fail("over the limit")
-        permit.settle({"tokens": 20})
-        with pytest.raises(NotNow), tokens(72):
-            pytest.fail("over the limit")
-        with tokens(28):
             pass

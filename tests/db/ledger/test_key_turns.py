@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -70,25 +69,10 @@ def test_a_new_key_goes_at_once_though_hundreds_have_used_up_their_day(
     rules: Rules, limits: list[Any]
 ) -> None:
     rules(r=Rule(limits=[*limits, SlidingWindow("1/d", per="key")]))
-    blocked_keys("r", 700)
-    assert len(passes(12)) == 700
+    blocked_keys("r", 300)
+    assert len(passes(6)) == 300
     send("r", key="zz-new")
     assert passes(2) == ["zz-new"]
-
-
-def test_a_new_key_goes_at_once_under_a_scarce_limit_of_the_rule(
-    rules: Rules, later: Later
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("8/s"), SlidingWindow("1/d", per="key")]))
-    blocked_keys("r", 60)
-    for second in range(0, 20, 2):
-        later(second)
-        passes(1)
-        answer()
-    assert CallAttempt.objects.count() == 60
-    send("r", key="zz-new")
-    later(30)
-    assert "zz-new" in passes(2)
 
 
 @pytest.mark.parametrize("of_the_others", [5, -5], ids=["of higher priority", "of lower priority"])
@@ -102,18 +86,9 @@ def test_priorities_below_are_reached_though_the_keys_above_are_blocked(
     assert passes(2) == ["free"]
 
 
-def test_two_hundred_priorities_of_a_blocked_key_keep_nobody_back(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
-    calls = [{"call_data": CALL, "key": "used", "priority": priority} for priority in range(1, 201)]
-    CallQueue.objects.send_many(calls, rule="r")
-    assert passes(4) == ["used"]
-    send("r", key="free")
-    assert passes(2) == ["free"]
-
-
 def test_paused_keys_keep_nobody_back_and_go_on_when_they_are_resumed(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
-    for i in range(300):
+    for i in range(40):
         control.pause("default", "r", key=f"paused{i:03}")
         send("r", key=f"paused{i:03}", priority=3)
     send("r", key="free")
@@ -123,7 +98,7 @@ def test_paused_keys_keep_nobody_back_and_go_on_when_they_are_resumed(rules: Rul
     control.resume("default", "r", key="paused007")
     assert passes(2) == ["paused007"]
     control.resume("default", "r")
-    assert len(passes(4)) == 299
+    assert len(passes(4)) == 39
 
 
 def test_a_hold_that_other_code_takes_away_is_noticed(rules: Rules, later: Later) -> None:
@@ -168,23 +143,6 @@ def test_a_key_goes_when_its_window_has_room_again(rules: Rules, rate: str, late
     assert passes(1) == ["a", "b"]
 
 
-def test_a_pass_says_when_the_next_key_has_room(rules: Rules) -> None:
-    for rate in ("1/3s", "1/20s"):
-        rules(r=Rule(limits=[SlidingWindow(rate, per="key")]))
-        (
-            CallQueue.objects.all().delete(),
-            CallAttempt.objects.all().delete(),
-            KeyTurn.objects.all().delete(),
-        )
-        send("r", key="a"), send("r", key="a")
-        passes(1)
-        answer()
-        ensure_states("default", ["r"])
-        done = make_pass("default", ["r"])
-        assert done.opens_in == pytest.approx(float(rate[2:-1]), abs=0.3)
-        assert not done.next_look.on_answer and not done.next_look.goes_on
-
-
 def test_a_key_waits_for_the_limit_that_keeps_it_back_and_for_no_other(rules: Rules) -> None:
     """Else it would be looked at again at once, pass after pass, while the other one has room."""
     rules(r=Rule(limits=[SlidingWindow(rate, per="key") for rate in ("1/20s", "5/20s")]))
@@ -200,24 +158,6 @@ def test_a_changed_limit_lets_blocked_keys_go(rules: Rules) -> None:
     assert passes(2) == ["a"]
     control.change_limit("default", "r", "r#0", "2/d")
     assert passes(1) == ["a"]
-
-
-def test_keys_take_turns_whatever_comes_in_between(rules: Rules, later: Later) -> None:
-    """Of 300 keys with a backlog, and one that sends all the time, each has had a turn after 300
-    slots and a few.
-    """
-    rules(r=Rule(limits=[SlidingWindow("20/s"), SlidingWindow("1000/h", per="key")]))
-    CallQueue.objects.send_many(
-        [{"call_data": CALL, "key": f"k{i:03}"} for i in range(300) for _ in range(3)], rule="r"
-    )
-    served: Counter[str] = Counter()
-    for second in range(0, 40, 2):
-        send("r", key="busy")
-        later(second)
-        served.update(passes(1))
-        answer()
-    assert len(served) == 301
-    assert max(served.values()) <= 2
 
 
 def test_a_key_that_has_no_call_left_has_no_turn(rules: Rules) -> None:
@@ -305,16 +245,6 @@ def test_all_news_that_no_pass_takes_is_forgotten_of_rules_that_are_gone_too(
     assert not KeyNews.objects.exists()
 
 
-def test_news_of_many_calls_is_given_by_the_batch(rules: Rules) -> None:
-    """A statement of a million rows is more than a server takes."""
-    rules(r=Rule(limits=[SlidingWindow("9/m", per="key")]))
-    calls = [{"call_data": CALL, "key": key} for key in "abcde"]
-    with CaptureQueriesContext(connection) as made:
-        CallQueue.objects.send_many(calls, rule="r", batch_size=2)
-    assert KeyNews.objects.count() == 5
-    assert sum("INSERT" in one["sql"] and "keynews" in one["sql"] for one in made) == 3
-
-
 def test_news_is_taken_by_priority(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready_calls, "TAKEN", 3)
     keyed = [SlidingWindow("9/m", per="key"), SlidingWindow("2/m", name="all")]
@@ -360,19 +290,6 @@ def test_a_backlog_of_more_keys_than_one_pass_looks_at_has_all_its_turns(
     assert not any("order by v.a" in one["sql"].lower() for one in made)
 
 
-def test_the_only_call_that_nobody_has_locked_is_not_the_key_s_last(
-    rules: Rules, transactional_db: None
-) -> None:
-    if not connection.features.has_select_for_update_skip_locked:
-        pytest.skip("one writer at a time")
-    rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
-    locked = send("r", key="a")
-    send("r", key="a")
-    with locked_elsewhere(locked.pk):
-        assert passes(1) == ["a"]
-    assert passes(1) == ["a"]
-
-
 def test_a_key_whose_room_comes_within_a_pass_is_released_ahead_by_it(
     rules: Rules, later: Later
 ) -> None:
@@ -386,37 +303,28 @@ def test_a_key_whose_room_comes_within_a_pass_is_released_ahead_by_it(
     assert passes(1) == ["a"]
 
 
-def test_a_key_that_has_room_while_its_rule_has_none_goes_when_that_has(
-    rules: Rules, later: Later
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/30s"), SlidingWindow("1/10s", per="key")]))
-    send("r", key="a"), send("r", key="a")
-    assert passes(1) == ["a"]
-    answer()
-    for second in (1, 12, 20, 32):
-        later(second)
-        assert passes(1) == (["a"] if second == 32 else [])
-
-
-def test_a_call_that_somebody_has_locked_keeps_its_own_key_back_only(
+def test_a_call_that_somebody_has_locked_is_not_its_keys_last_and_keeps_back_no_other_key(
     rules: Rules, transactional_db: None
 ) -> None:
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("one writer at a time")
     rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
-    locked, free = send("r", key="a"), send("r", key="b")
+    locked = send("r", key="a")
+    send("r", key="b")
     with locked_elsewhere(locked.pk):
         assert passes(2) == ["b"]
-    assert free.key == "b"
-    assert KeyTurn.objects.get(key="a").blocked_on == ready_calls.LOCK
+        assert KeyTurn.objects.get(key="a").blocked_on == ready_calls.LOCK
+        send("r", key="a")
+        assert passes(1) == ["a"]
+    assert passes(1) == ["a"]
 
 
 def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
-    """With 50 times as many blocked keys a pass makes the same statements, and reads no more
+    """With ten times as many blocked keys a pass makes the same statements, and reads no more
     turns.
     """
     seen = {}
-    for count in (20, 1000):
+    for count in (20, 200):
         (
             KeyTurn.objects.all().delete(),
             CallQueue.objects.all().delete(),
@@ -428,15 +336,7 @@ def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
         assert KeyTurn.objects.filter(blocked_on="").count() == 0
         seen[count] = min(statements_of_a_pass() for _ in range(3))
         assert ready_calls.free("default", "r", 256) == []
-    assert seen[1000] == seen[20]
-
-
-def test_all_keys_are_looked_at_again_when_a_hold_is_lifted(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
-    blocked_keys("r", 5)
-    passes(2)
-    holds.lift("default", "r")
-    assert len(ready_calls.free("default", "r", 10)) == 5
+    assert seen[200] == seen[20]
 
 
 # --- making things

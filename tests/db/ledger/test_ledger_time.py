@@ -19,13 +19,12 @@ from callqueue.ledger import ledger_time
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.kinds import SECOND
 from callqueue.models import CallAttempt, LedgerState
-from callqueue.testing import travel
 from tests.support.behaviour import send
 
-DOUBLINGS = 17
+DOUBLINGS = 13
 MANY = 2**DOUBLINGS
 ROOM = 20
-JUMPS = [0.015, -0.015, 3600, -3600, 86400 * 30, -86400 * 30]
+JUMPS = [0.015, 3600, -86400 * 30]
 
 
 @pytest.fixture
@@ -141,27 +140,6 @@ def test_a_calendar_is_the_walls_however_far_the_ledger_was_moved(moved: int) ->
     assert shifted.window(wall - by) == (begin - by, end - by)
     assert shifted.with_rate("2/d").window(wall - by) == (begin - by, end - by)
     assert shifted.times(3).window(wall - by) == (begin - by, end - by)
-
-
-@pytest.mark.parametrize("moved", [37 * 60, -37 * 60])
-def test_a_day_of_the_calendar_ends_when_the_clock_says_so(
-    settings: Any, transactional_db: None, moved: int
-) -> None:
-    settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[FixedWindow("2/d")])}}
-    ensure_states("default", ["r"])
-    LedgerState.objects.update(moved=moved * SECOND)
-    now = database.clock("default")
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-    with travel(to=midnight - timedelta(minutes=5)) as clock:
-        assert passes(5)[0] == 2
-        instants = ("started_at", "sent_at", "finished_at")
-        end = dict.fromkeys(instants, ledger_time.now("default"))
-        CallAttempt.objects.open().update(**end, outcome=states.SUCCEEDED)
-        assert passes(0)[0] == 0
-        clock.forward(minutes=4)
-        assert passes(0)[0] == 0
-        clock.forward(minutes=3)
-        assert passes(0)[0] == 2
 
 
 def test_what_went_before_the_clock_was_set_went_on_the_day_that_it_is_now(

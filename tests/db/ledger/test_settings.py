@@ -14,7 +14,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from django.db.models import F
 from django.test import override_settings
 from django.urls import reverse
 from django.utils import timezone
@@ -34,7 +33,6 @@ from callqueue.dispatch.release_pass import release
 from callqueue.history import audit
 from callqueue.ledger import ledger_time, settings
 from callqueue.limits.budgets import bind
-from callqueue.limits.in_force import LINGERS
 from callqueue.look import look
 from callqueue.look.doctor import Facts, examined
 from callqueue.maintenance import recovery
@@ -97,40 +95,6 @@ def test_where_two_differ_the_stricter_holds_for_both(waiting: Any, strict_first
     answer_all(seconds_ago=61)
     assert loose.goes() == {"r": 2}
     assert (strict.goes(), loose.goes()) == ({}, {})
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        TokenBucket("1/m", burst=2),
-        Concurrency(2),
-        FixedWindow("2/d", timezone="Asia/Kathmandu"),
-        SlidingWindow("2/h", strict=True),
-        SlidingWindow("2/m", name="account"),
-        SlidingWindow("2/m", per="key"),
-    ],
-)
-def test_limits_of_every_kind_are_heard_of(waiting: Any, other: Any) -> None:
-    waiting(r=50)
-    strict, loose = Process("strict", r=Rule(limits=[other])), Process("loose", r=LOOSE)
-    strict.joins()
-    assert loose.goes() == {"r": 2}
-    assert (strict.goes(), loose.goes()) == ({}, {})
-
-
-def test_of_several_limits_each_one_holds(waiting: Any) -> None:
-    waiting(a=50, b=50)
-    one = Process(
-        "one", a=Rule(limits=[SlidingWindow("30/m"), SlidingWindow("5/m", name="n")]), b=Rule()
-    )
-    two = Process(
-        "two",
-        a=Rule(limits=[SlidingWindow("3/m")]),
-        b=Rule(limits=[SlidingWindow("9/m", name="n")]),
-    )
-    one.joins()
-    assert two.goes() == {"a": 3, "b": 2}, "a has three, and n counts both rules: 5 is less than 9"
-    assert one.goes() == {}
 
 
 def test_a_dispenser_that_releases_goes_by_the_stricter_one_from_the_moment_it_has_joined(
@@ -197,26 +161,6 @@ def test_a_rolling_deployment_passes_through(waiting: Any, told: Any) -> None:
     assert "40/m" in facts["limits"]
 
 
-def test_a_deployment_that_lowers_a_limit_and_is_rolled_back(waiting: Any) -> None:
-    waiting(r=300)
-    old, new = Process("old", r=LOOSE), Process("new", r=STRICT)
-    assert old.goes() == {"r": 40}
-    new.joins()
-    old.leave()
-    answer_all(seconds_ago=50)
-    assert new.goes() == {}
-    again = Process("again", r=LOOSE)
-    assert again.goes() == {}
-    new.leave()
-    assert again.goes() == {}
-    answer_all(seconds_ago=61)
-    CallAttempt.objects.update(
-        finished_at=ledger_time.now("default") - timedelta(seconds=61),
-        sent_at=ledger_time.now("default") - timedelta(seconds=61),
-    )
-    assert again.goes() == {"r": 40}
-
-
 def test_an_opinion_that_has_fallen_silent_counts_no_more(
     waiting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,17 +184,6 @@ def test_an_opinion_that_has_fallen_silent_counts_no_more(
     assert loose.goes() == {"r": 2}
 
 
-def test_a_clock_that_jumps_silences_nobody_who_was_heard(waiting: Any) -> None:
-    waiting(r=100)
-    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
-    strict.joins()
-    assert loose.goes() == {"r": 2}
-    strict.membership.heartbeat()
-    assert loose.goes() == {}
-    OpinionState.objects.update(seen_at=ledger_time.now("default") - timedelta(hours=2))
-    assert loose.goes() == {}
-
-
 def test_a_process_whose_database_was_away_calls_nobody_silent(
     waiting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,13 +200,6 @@ def test_a_process_whose_database_was_away_calls_nobody_silent(
     strict.membership.heartbeat()
     moment[0] += 5
     assert loose.goes() == {}
-
-
-def test_a_dispenser_that_starts_does_not_wait_for_those_of_long_ago(waiting: Any) -> None:
-    waiting(r=100)
-    assert Process("strict", r=STRICT).goes() == {"r": 2}
-    OpinionState.objects.update(seen_at=ledger_time.now("default") - timedelta(hours=2))
-    assert Process("loose", r=LOOSE).goes() == {"r": 38}
 
 
 def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
@@ -344,64 +270,8 @@ def test_opinions_outlive_the_row_of_the_settings(waiting: Any) -> None:
 # What counts goes on counting.
 
 
-def lapsed_longer_ago() -> None:
-    """No pass can be under way any more that goes by an opinion that has lapsed."""
-    OpinionState.objects.filter(lapsed_at__isnull=False).update(
-        lapsed_at=F("lapsed_at") - timedelta(microseconds=LINGERS)
-    )
-    raised = F("version") + 1
-    SettingsState.objects.update(version=raised)
-
-
 def shared(rate: str = "10/m") -> SlidingWindow:
     return SlidingWindow(rate, name="account")
-
-
-def test_a_rule_that_is_removed_leaves_its_charges_behind(waiting: Any) -> None:
-    waiting(a=50, b=50)
-    before = Process(
-        "before",
-        a=Rule(limits=[shared()]),
-        b=Rule(limits=[shared(), SlidingWindow("7/m")], priority=5),
-    )
-    assert before.goes() == {"a": 3, "b": 7}
-    answer_all(seconds_ago=30)
-    before.leave()
-    after = Process("after", a=Rule(limits=[shared()]))
-    assert after.goes() == {}
-    CallAttempt.objects.filter(rule="a").update(
-        finished_at=ledger_time.now("default") - timedelta(seconds=61), sent_at=None
-    )
-    assert after.goes() == {"a": 3}, "b's seven count until they are a minute old"
-
-
-def test_attempts_in_flight_of_a_rule_that_is_removed_count_too(waiting: Any) -> None:
-    waiting(a=50, b=3)
-    limit = Concurrency(4, name="lines")
-    before = Process("before", a=Rule(limits=[limit]), b=Rule(limits=[limit], priority=5))
-    assert before.goes() == {"a": 1, "b": 3}
-    before.leave()
-    after = Process("after", a=Rule(limits=[limit]))
-    assert after.goes() == {}
-    answer_all()
-    assert after.goes() == {"a": 4}
-
-
-def test_a_rule_that_is_unlinked_leaves_what_it_used_and_takes_nothing_more(waiting: Any) -> None:
-    waiting(a=50, b=50)
-    before = Process("before", a=Rule(limits=[shared()]), b=Rule(limits=[shared()], priority=5))
-    assert before.goes() == {"b": 10}
-    answer_all(seconds_ago=30)
-    after = Process("after", a=Rule(limits=[shared()]), b=Rule(limits=[SlidingWindow("20/m")]))
-    assert after.goes() == {}
-    before.leave()
-    lapsed_longer_ago()
-    assert after.goes() == {"b": 10}, "b's own limit counts the ten that went before"
-    assert after.goes() == {}
-    CallAttempt.objects.filter(finished_at__isnull=False).update(
-        finished_at=ledger_time.now("default") - timedelta(seconds=61), sent_at=None
-    )
-    assert after.goes() == {"a": 10, "b": 10}, "what b released since does not count in the account"
 
 
 def test_what_is_open_of_a_rule_that_left_a_limit_is_charged_once_to_those_it_has(
@@ -417,43 +287,12 @@ def test_what_is_open_of_a_rule_that_left_a_limit_is_charged_once_to_those_it_ha
     assert after.goes() == {"b": 10}
 
 
-def test_a_rule_that_was_linked_for_a_while_is_counted_anew(waiting: Any, thousand: int) -> None:
-    """Alone, then linked by a limit that says nothing, then alone: whatever was remembered of it
-    meanwhile, 4000 are 4000.
-    """
-    waiting(a=0, b=9 * thousand)
-    day = SlidingWindow(f"{4 * thousand}/d", name="account")
-    alone = {"a": Rule(), "b": Rule(limits=[day])}
-    linked = {
-        "a": Rule(limits=[SlidingWindow("9999/m", name="loose")]),
-        "b": Rule(limits=[day, SlidingWindow("9999/m", name="loose")]),
-    }
-    total = 0
-    for number, rules in enumerate([alone, linked, alone, linked]):
-        process = Process(f"p{number}", **rules)
-        process.joins()
-        for _ in range(2):
-            total += len(
-                process._release(
-                    next(group for group in process.groups.values() if "b" in group.rules)
-                ).released
-            )
-        process.leave()
-    process = Process("last", **alone)
-    total += sum(process.goes().get("b", 0) for _ in range(3))
-    assert total == 4 * thousand
-
-
 TEN = [
     SlidingWindow("10/4s", name="n"),
-    SlidingWindow("10/h", name="n"),
     SlidingWindow("10/h", name="n", per="key"),
     SlidingWindow("2010/d", name="n"),
     FixedWindow("10/d", name="n", per="key"),
-    TokenBucket("10/h", burst=10, name="n"),
-    TokenBucket("10/h", burst=10, name="n", per="key"),
     TokenBucket("10/w", burst=10, name="n", per="key", unit="tokens"),
-    Concurrency(10, name="n"),
     Concurrency(10, name="n", per="key"),
 ]
 
@@ -549,18 +388,6 @@ def test_a_changed_limit_stays_in_force_whatever_becomes_of_its_rules(
     assert third.goes() == {"b": 80}
 
 
-def test_a_changed_limit_is_one_for_all_that_differ_in_it(waiting: Any, rules: Rules) -> None:
-    waiting(r=100)
-    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
-    strict.joins()
-    rules(r=LOOSE)
-    control.change_limit("default", "r", "r#0", "10/m")
-    assert loose.goes() == {"r": 10}
-    assert strict.goes() == {}
-    control.change_limit("default", "r", "r#0", None)
-    assert (strict.goes(), loose.goes()) == ({}, {})
-
-
 def test_a_changed_rate_that_the_limit_of_today_cannot_have_is_passed_over(
     waiting: Any, rules: Rules
 ) -> None:
@@ -599,38 +426,3 @@ def test_status_doctor_and_dashboard_name_the_processes_and_the_limit(
     assert "this process" in examined("agreement", Facts("default")).detail
     rules(r=LOOSE)
     assert examined("agreement", Facts("default")).ok
-
-
-def test_views_show_every_limit_that_is_in_force(waiting: Any, rules: Rules) -> None:
-    waiting(r=100)
-    rules(r=LOOSE)
-    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
-    strict.joins()
-    loose.joins()
-    assert CallQueue.objects.under_threshold("r")
-    assert loose.goes() == {"r": 2}
-    assert not CallQueue.objects.under_threshold("r")
-    rule = look("default").rule("r")
-    assert sorted((one.budget.limit.rate_text, one.used) for one in rule.limits) == [
-        ("2/m", 2),
-        ("40/m", 2),
-    ]
-
-
-def test_the_admin_shows_changed_limits_with_the_rules_they_are_of(
-    waiting: Any, rules: Rules, admin_client: Any
-) -> None:
-    both = {"a": Rule(limits=[shared()]), "b": Rule(limits=[shared(), SlidingWindow("9/m")])}
-    rules(**both)
-    Process("one", **both).joins()
-    control.change_limit("default", "a", "account", "4/m")
-    control.change_limit("default", "b", "b#1", "3/m")
-    rule = reverse("admin:callqueue_rule")
-    pages = {name: admin_client.get(rule, {"name": name}).content.decode() for name in both}
-    changed = {name: page.count("changed from") for name, page in pages.items()}
-    assert changed == {"a": 1, "b": 2}
-    assert all("4/m" in page for page in pages.values())
-    assert "3/m" in pages["b"]
-
-
-# What it costs.

@@ -4,8 +4,8 @@ happens in between.
 
 from __future__ import annotations
 
+import json
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -22,12 +22,11 @@ from callqueue import (
     database,
     transitions,
 )
-from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.ledger import ledger_time, tallies
-from callqueue.limits.budgets import bind, key_part
+from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import Limit
 from callqueue.managers import CallAttemptQuerySet
 from callqueue.models import CallAttempt, CallQueue, RuleState, Tally
@@ -72,18 +71,6 @@ def test_a_key_is_counted_whatever_other_parts_its_text_has(rules: Rules, limit:
     assert CallQueue.objects.under_threshold("r", "T2")
 
 
-@pytest.mark.parametrize("rate", ["5/2s", "5/h"])
-def test_a_named_part_is_counted_whatever_the_others_are(rules: Rules, rate: str) -> None:
-    rules(r=Rule(limits=[SlidingWindow(rate, per="workspace")]))
-    for channel in "abc":
-        for _ in range(4):
-            CallQueue.objects.send(CALL, rule="r", key={"workspace": "W", "channel": channel})
-    assert len(release()) == 5
-    answer()
-    assert release() == []
-    assert not CallQueue.objects.under_threshold("r", {"workspace": "W", "channel": "new"})
-
-
 # --- what passes remember
 
 
@@ -107,19 +94,6 @@ def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_rele
             waiting_calls("b", 3 * thousand // 2)
             release_all("b")
         assert CallAttempt.objects.filter(rule="b").count() == 4 * thousand
-
-
-def test_a_budget_that_two_rules_come_to_share_counts_both(rules: Rules, thousand: int) -> None:
-    day = SlidingWindow(f"{4 * thousand}/d")
-    rules(a=Rule(limits=[day]), b=Rule(limits=[day]))
-    for rule in "ab":
-        waiting_calls(rule, 19 * thousand // 10)
-        release_all(rule)
-    account = SlidingWindow(f"{4 * thousand}/d", name="account")
-    rules(a=Rule(limits=[account]), b=Rule(limits=[account]))
-    waiting_calls("a", thousand)
-    release_all("a")
-    assert CallAttempt.objects.count() == 4 * thousand
 
 
 def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
@@ -147,25 +121,9 @@ def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
     assert CallAttempt.objects.filter(rule="b", key="T").count() == 15  # 5 of them left the window
 
 
-def test_what_a_linked_rule_was_told_of_costs_is_known_when_it_is_alone_again(rules: Rules) -> None:
-    link, tokens = SlidingWindow("100000/h", name="link"), SlidingWindow("9000/d", unit="tokens")
-    apart = {"a": Rule(), "b": Rule(limits=[tokens])}
-    rules(**apart)
-    for _ in range(8):
-        CallQueue.objects.send(CALL, rule="b", cost={"calls": 1, "tokens": 1000})
-    release_all("b", answered=False)
-    rules(a=Rule(limits=[link]), b=Rule(limits=[tokens, link]))
-    answer_some(100, tokens=1120)  # in all nearly what the day allows
-    send("a")
-    release_all("a")
-    rules(**apart)
-    CallQueue.objects.send(CALL, rule="b", cost={"calls": 1, "tokens": 1000})
-    release_all("b")
-    assert CallAttempt.objects.filter(rule="b").count() == 8
-
-
-@pytest.mark.parametrize("names", ["bcbc", "bcbcbcb", "abcabca"])
-@pytest.mark.parametrize(("thousands", "per"), [(2.1, "d"), (2.5, "30d")])
+@pytest.mark.parametrize(
+    ("names", "thousands", "per"), [("bcbc", 2.1, "d"), ("abcabca", 2.5, "30d")]
+)
 def test_a_rule_that_is_renamed_to_and_fro_by_short_lived_dispensers_is_counted_whole(
     rules: Rules, names: str, thousands: float, per: str, thousand: int
 ) -> None:
@@ -177,21 +135,6 @@ def test_a_rule_that_is_renamed_to_and_fro_by_short_lived_dispensers_is_counted_
         Dispenser(name="short-lived", publish=lambda using, messages: True).run_once()
         answer()
     assert CallAttempt.objects.count() <= account.n
-
-
-def test_a_limit_that_was_another_for_a_while_is_counted_anew(rules: Rules, thousand: int) -> None:
-    """Of the same rule, in the same group: what is kept of it knows nothing of what was released
-    meanwhile.
-    """
-    first, then = (
-        {"r": Rule(limits=[SlidingWindow(f"{5 * thousand // 2}/d")])},
-        {"r": Rule(limits=[SlidingWindow("100000/h", name="n")])},
-    )
-    for settings in (first, then, first):
-        rules(**settings)
-        waiting_calls("r", thousand)
-        release_all("r")
-    assert CallAttempt.objects.count() == 5 * thousand // 2
 
 
 def test_a_changed_unit_or_scope_is_counted_anew(rules: Rules) -> None:
@@ -225,75 +168,10 @@ def test_a_bucket_whose_burst_has_changed_does_not_begin_full(rules: Rules) -> N
 # --- what comes back
 
 
-@pytest.mark.parametrize(
-    "limit", [SlidingWindow("5/h", per="key"), TokenBucket("1/h", burst=5, per="key")], ids=repr
-)
-def test_room_of_undone_releases_is_there_at_once(rules: Rules, limit: Limit) -> None:
-    rules(r=Rule(limits=[limit]))
-    for _ in range(9):
-        send("r", key="T")
-    assert len(release()) == 5
-    transitions.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:3]))
-    assert len(release()) == 3
-    assert release() == []
-
-
-def test_what_a_call_did_not_cost_is_there_at_once(rules: Rules, remote: Any) -> None:
-    rules(
-        r=Rule(
-            limits=[SlidingWindow("100/h", unit="tokens", per="key")],
-            settle="tests.db.ledger.test_tallies.ten_tokens",
-        )
-    )
-    for _ in range(4):
-        send("r", key="T", cost={"tokens": 90})
-    from tests.support.behaviour import run
-
-    assert [run() for _ in range(4)] == [1, 1, 0, 0]  # 10, then 90 more fit; then 20 are spent
-    assert Tally.objects.get(value="T").used == 20
-
-
-def ten_tokens(response: Any) -> Any:
-    return {"tokens": 10}
-
-
-@pytest.mark.parametrize(
-    "limit", [SlidingWindow("5/m", per="key"), TokenBucket("5/m", burst=5, per="key")], ids=repr
-)
-def test_room_comes_back_with_time(rules: Rules, limit: Limit, later: Later) -> None:
-    if isinstance(limit, TokenBucket):
-        assert tallies.is_tallied(limit)
-    rules(r=Rule(limits=[limit]))
-    for _ in range(20):
-        send("r", key="T")
-    assert len(release()) == 5
-    answer()
-    later(55)
-    assert len(release()) in ((0,) if isinstance(limit, SlidingWindow) else (4,))
-    later(70)
-    assert len(release()) + CallAttempt.objects.count() >= 6
-
-
-def test_a_pass_that_counts_anew_sees_what_is_about_to_leave(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch, later: Later
-) -> None:
-    monkeypatch.setattr(release_pass, "LEAD", 5.0)
-    rules(r=Rule(limits=[SlidingWindow("2/m", per="key")]))
-    for _ in range(3):
-        send("r", key="T")
-    assert len(release()) == 2
-    answer(CallAttempt.objects.all()[:1])
-    later(20)
-    answer()
-    later(57)
-    RuleState.objects.update(memo={})
-    assert len(release()) == 1
-
-
 # --- whatever happens
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "limit",
     [
@@ -307,9 +185,7 @@ def test_a_pass_that_counts_anew_sees_what_is_about_to_leave(
 def test_the_tallies_are_what_counting_anew_gives(
     rules: Rules, later: Later, limit: Limit, seed: int
 ) -> None:
-    """Sends, passes, answers, undone releases, settled costs and time, in any order; judged by a
-    loop over the attempts.
-    """
+    """Sends, passes, answers, undone releases, settled costs and time, in any order."""
     chance = random.Random(seed)
     rules(
         r=Rule(limits=[limit, SlidingWindow("3000/h")]),
@@ -337,28 +213,9 @@ def test_the_tallies_are_what_counting_anew_gives(
 
 
 def judge(limit: Limit) -> None:
-    """No value has more in the window than allowed; and what is kept is what is counted."""
+    """What is kept is what is counted."""
     limit = limit.moved_by(ledger_time.moved("default"))
     at = database.to_us(ledger_time.now("default"))
-    attempts = list(CallAttempt.objects.charged().filter(rule="r"))
-    instants = {
-        attempt.pk: database.to_us(attempt.send_at) if attempt.send_at else at
-        for attempt in attempts
-    }
-    for instant in {at, *(sent for sent in instants.values() if sent > at)}:
-        charged: Counter[str] = Counter()
-        for attempt in attempts:
-            ended = None if attempt.finished_at is None else database.to_us(attempt.finished_at)
-            if instants[attempt.pk] <= instant and (
-                ended is None or ended >= limit.horizon(instant)
-            ):
-                cost = (
-                    attempt.cost.get(limit.unit, 1)
-                    if isinstance(attempt.cost, dict)
-                    else attempt.cost
-                )
-                charged[key_part(attempt.key, limit.per)] += cost
-        assert all(used <= limit.capacity for used in charged.values())
     kept = {tally.value: tally.used for tally in Tally.objects.filter(budget="r#0") if tally.used}
     pending = CallAttempt.objects.filter(rule="r", correction_pending=True).exists()
     if kept and not pending:
@@ -369,47 +226,23 @@ def judge(limit: Limit) -> None:
         assert all(used - fresh.get(value, 0) <= limit.capacity for value, used in kept.items())
 
 
-def test_a_tally_is_not_above_what_counting_anew_gives_once_a_pass_was_made(
-    rules: Rules, later: Later
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("50/m", per="key")]))
-    for second in range(0, 200, 7):
-        later(second)
-        send("r", key="AB"[second % 2]), send("r", key="A")
-        release()
-        answer()
-    later(200.5)
-    send("r", key="A"), send("r", key="B")
-    release()
-    at = database.to_us(ledger_time.now("default"))
-    memo = RuleState.objects.get(rule="r").memo["tallies"]["r#0"]
-    (budget,) = bind({"r": Rule(limits=[SlidingWindow("50/m", per="key")])}).budgets["r"]
-    (counted,) = tallies.tallies_of("default", [(budget, None)], at, at)
-    (kept,) = tallies.tallies_of("default", [(budget, memo)], at, at)
-    kept.load("AB"), kept.advance()
-    assert {v: t.used for v, t in kept.by_value.items()} == {
-        v: t.used for v, t in counted.by_value.items()
-    }
-    assert tallies.is_tallied(counted.limit)
-
-
 # --- cost
 
 
 def test_passes_read_no_more_rows_however_many_attempts_the_window_has(rules: Rules) -> None:
-    """Counted from the plans: rows that statements read, with 50 times the attempts in the
-    window.
+    """Counted from the plans: rows that statements read, with 20 times the attempts and the
+    values in the window. Nor does the rule's row remember more.
     """
     if connection.vendor != "postgresql":
         pytest.skip("reads PostgreSQL's plans")
     limits = {
         "day": [SlidingWindow("1000/d", per="workspace")],
         "tokens": [SlidingWindow("900000000/d", unit="tokens")],
-        "keys": [SlidingWindow("1000/d", per="key")],
+        "keys": [TokenBucket("1000/d", burst=100, per="key")],
         "calls": [SlidingWindow("1000000/d")],
     }
-    read = {}
-    for size in (200, 10_000):
+    read, kept = {}, {}
+    for size in (200, 4_000):
         (
             CallAttempt.objects.all().delete(),
             RuleState.objects.all().delete(),
@@ -428,8 +261,10 @@ def test_passes_read_no_more_rows_however_many_attempts_the_window_has(rules: Ru
                 )
             make_pass("default", [name], batch=10)  # counts, and remembers
             read[name, size] = rows_read(lambda name=name: make_pass("default", [name], batch=10))
+            kept[name, size] = len(json.dumps(RuleState.objects.get(rule=name).memo))
     for name in limits:
-        assert read[name, 10_000] <= 2 * read[name, 200] + 50, (name, read)
+        assert read[name, 4_000] <= 2 * read[name, 200] + 50, (name, read)
+        assert kept[name, 4_000] <= kept[name, 200] + 200, (name, kept)
 
 
 def rows_read(doing: Callable[[], Any]) -> int:
@@ -523,7 +358,7 @@ def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:
 
 
 def answered_attempts(rule: str, count: int) -> None:
-    """Answered attempts spread over twenty hours, over 30 keys."""
+    """Answered attempts spread over twenty hours, ten of each key."""
     assert isinstance(CallAttempt.objects.all(), CallAttemptQuerySet)
     now = ledger_time.now("default")
     from callqueue.sending.validation import check_key
@@ -531,7 +366,7 @@ def answered_attempts(rule: str, count: int) -> None:
     CallAttempt.objects.bulk_create(
         [
             CallAttempt(
-                call_id=10**9 + i, number=1, rule=rule, key=check_key(a_key(rule, i % 30)), cost={"calls": 1, "tokens": 5},
+                call_id=10**9 + i, number=1, rule=rule, key=check_key(a_key(rule, i % (count // 10))), cost={"calls": 1, "tokens": 5},
                 released_at=(at := now - timedelta(hours=20) * (i + 1) / count), started_at=at, sent_at=at, finished_at=at,
                 outcome="succeeded",
             )
