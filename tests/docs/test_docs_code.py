@@ -11,14 +11,23 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Task
+from django.apps import apps
 from django.core.management import get_commands, load_command_class
+from django.core.management.base import BaseCommand
+from django.dispatch import Signal
 
-from callqueue import conf, handlers
+import callqueue
+from callqueue import conf, events, handlers, metrics, states, tasks
+from callqueue.handlers import celery_task, send_email
 from callqueue.look import doctor
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.sending import call_data, intake
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
@@ -49,10 +58,6 @@ def blocks(language: str) -> list[Any]:
 @pytest.fixture
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers that a block registers are gone afterwards, and so are receivers of signals."""
-    from django.dispatch import Signal
-
-    from callqueue import events
-
     monkeypatch.setattr(handlers, "_registered", dict(handlers._registered))
     for signal in (value for value in vars(events).values() if isinstance(value, Signal)):
         monkeypatch.setattr(signal, "receivers", list(signal.receivers))
@@ -109,138 +114,103 @@ def unnamed(names: Any, text: str) -> list[str]:
     )
 
 
-def test_every_setting_is_in_the_reference() -> None:
-    assert unnamed(conf.DEFAULTS, page("settings.md")) == []
-
-
-def test_every_field_of_rules_and_limits_is_in_the_reference() -> None:
+def fields_of_rules() -> list[str]:
     from dataclasses import fields
 
     from callqueue import Breaker, Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket
 
     kinds = (Rule, Retry, Breaker, SlidingWindow, FixedWindow, TokenBucket, Concurrency)
-    names = {f.name for kind in kinds for f in fields(kind) if f.init} | {
-        kind.__name__ for kind in kinds
-    }
-    assert unnamed(names, page("rules.md")) == []
+    return [
+        name
+        for kind in kinds
+        for name in (kind.__name__, *(f.name for f in fields(kind) if f.init))
+    ]
 
 
-def test_every_argument_of_send_is_in_the_reference() -> None:
-    from callqueue.handlers import BUILT_IN, HTTP_METHODS
-    from callqueue.sending import intake
-
-    assert unnamed([*intake.ARGUMENTS, *HTTP_METHODS, *BUILT_IN], page("sending.md")) == []
+def columns() -> list[str]:
+    calls = {field.name for field in CallQueue._meta.fields} - {"id"}
+    return [*calls, *({field.name for field in CallAttempt._meta.fields} - {"id", "calls"})]
 
 
-def test_every_parameter_of_a_call_is_in_the_reference() -> None:
-    from callqueue.handlers import celery_task, send_email
-    from callqueue.sending import call_data
-
-    names = [*call_data.HTTP_PARAMS, *call_data.ELSEWHERE]
-    names += [*send_email.PARAMS, *celery_task.PARAMS]
-    assert unnamed(names, page("sending.md")) == []
-
-
-def test_every_state_and_outcome_is_in_the_reference() -> None:
-    from callqueue import states
-    from callqueue.models import CallQueue
-
-    assert unnamed(CallQueue.Status.names, page("states.md")) == []
-    assert [outcome for outcome in states.OUTCOMES if f'"{outcome}"' not in page("states.md")] == []
-
-
-def test_every_column_is_in_the_reference() -> None:
-    from callqueue.models import CallAttempt, CallQueue
-
-    assert (
-        unnamed((f.name for f in CallQueue._meta.fields if f.name != "id"), page("states.md")) == []
-    )
-    columns = {f.name for f in CallAttempt._meta.fields} - {"id", "calls"}
-    assert unnamed(columns, page("states.md")) == []
-
-
-def test_every_command_and_option_is_in_the_reference() -> None:
-    from django.core.management.base import BaseCommand
-
+def commands_and_options() -> list[str]:
     commands = [name for name, app in get_commands().items() if app == "callqueue"]
-    usual = {
-        o for a in BaseCommand().create_parser("manage.py", "x")._actions for o in a.option_strings
-    }
-    options = {option for name in commands for option in options_of(name) - usual}
     assert len(commands) >= 12
-    assert unnamed([*commands, *options], page("commands.md")) == []
+    usual = BaseCommand().create_parser("manage.py", "x")._actions
+    given = {option for action in usual for option in action.option_strings}
+    return [*commands, *({option for name in commands for option in options_of(name)} - given)]
 
 
-def test_every_check_is_in_the_reference_and_no_other() -> None:
+def permissions() -> Iterator[str]:
+    for model in apps.get_app_config("callqueue").get_models():
+        meta = model._meta
+        yield from (f"{action}_{meta.model_name}" for action in meta.default_permissions)
+        yield from (name for name, _ in meta.permissions)
+
+
+# by what it is: its names, the page that has all of them, and how it names them if not as a word
+NAMED: dict[str, tuple[Any, ...]] = {
+    "setting": (lambda: conf.DEFAULTS, "settings.md"),
+    "field of rules and limits": (fields_of_rules, "rules.md"),
+    "argument of send": (lambda: [*intake.ARGUMENTS, *handlers.HTTP_METHODS, *handlers.BUILT_IN], "sending.md"),
+    "parameter of a call": (
+        lambda: [*call_data.HTTP_PARAMS, *call_data.ELSEWHERE, *send_email.PARAMS, *celery_task.PARAMS],
+        "sending.md",
+    ),
+    "state": (lambda: CallQueue.Status.names, "states.md"),
+    "outcome": (lambda: states.OUTCOMES, "states.md", '"{}"'),
+    "column": (columns, "states.md"),
+    "command and option": (commands_and_options, "commands.md"),
+    "examination of the doctor": (lambda: doctor.ALL, "commands.md", "| `{}` |"),
+    "signal": (lambda: [name for name, one in vars(events).items() if isinstance(one, Signal)], "events.md"),
+    "permission": (permissions, "permissions.md", "{}"),
+    "public name": (lambda: callqueue.__all__, "*.md"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_everything_is_in_the_reference(what: str) -> None:
+    names, where, *form = NAMED[what]
+    pages = (DOCS / "reference").glob(where)
+    text = "".join(path.read_text(encoding="utf-8") for path in pages)
+    if form:
+        assert [name for name in names() if form[0].format(name) not in text] == []
+    else:
+        assert unnamed(names(), text) == []
+
+
+def checks() -> set[str]:
     source = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "callqueue").rglob("*.py"))
-    there = set(re.findall(r'"(callqueue\.[EW]\d+)"', source))
-    assert set(re.findall(r"^\| `(callqueue\.[EW]\d+)`", page("checks.md"), re.MULTILINE)) == there
+    return set(re.findall(r'"(callqueue\.[EW]\d+)"', source))
 
 
-def test_every_event_is_in_the_reference_and_no_other() -> None:
-    from callqueue import events
-
-    table = page("events.md").partition("| event |")[2]
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| [A-Z]+ \|", table, re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"\w+", row)} == set(events._EVENTS)
+def metrics_of_the_app() -> set[str]:
+    families = metrics.CallQueueCollector().collect()
+    return {f.name + ("_total" if f.type == "counter" else "") for f in families}
 
 
-def test_every_signal_is_in_the_reference() -> None:
-    from django.dispatch import Signal
-
-    from callqueue import events
-
-    assert (
-        unnamed(
-            (name for name, value in vars(events).items() if isinstance(value, Signal)),
-            page("events.md"),
-        )
-        == []
-    )
+# by its page: what is there, and how the page names it
+ALL_OF: dict[str, tuple[Callable[[], set[str]], str]] = {
+    "checks.md": (checks, r"^\| `(callqueue\.[EW]\d+)`"),
+    "events.md": (lambda: set(events._EVENTS), r"^\| (`\w+`(?:, `\w+`)*) \| [A-Z]+ \|"),
+    "metrics.md": (metrics_of_the_app, r"`(callqueue_[a-z_]+)`"),
+    "tasks.md": (
+        lambda: {one.name for one in vars(tasks).values() if isinstance(one, Task)},
+        r"^\| `(callqueue\.\w+)`",
+    ),
+}
 
 
 @pytest.mark.django_db
-def test_every_metric_is_in_the_reference_and_no_other() -> None:
-    from callqueue import metrics
-
-    families = metrics.CallQueueCollector().collect()
-    there = {f.name + ("_total" if f.type == "counter" else "") for f in families}
-    assert set(re.findall(r"`(callqueue_[a-z_]+)`", page("metrics.md"))) == there
-
-
-def test_every_public_name_is_in_the_reference() -> None:
-    import callqueue
-
-    text = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
-    assert unnamed(callqueue.__all__, text) == []
-
-
-def test_every_task_is_in_the_reference_and_no_other() -> None:
-    from celery import Task
-
-    from callqueue import tasks
-
-    names = {one.name for one in vars(tasks).values() if isinstance(one, Task)}
-    table = page("tasks.md").partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(callqueue\.\w+)`", table, re.MULTILINE)) == names
-
-
-def test_every_permission_is_in_the_reference() -> None:
-    from django.apps import apps
-
-    wanted = set()
-    for model in apps.get_app_config("callqueue").get_models():
-        meta = model._meta
-        wanted |= {f"{action}_{meta.model_name}" for action in meta.default_permissions} | {
-            name for name, _ in meta.permissions
-        }
-    text = page("permissions.md")
-    assert sorted(name for name in wanted if name not in text) == []
-
-
-def test_every_examination_of_the_doctor_is_in_the_reference() -> None:
-    text = page("commands.md")
-    assert sorted(name for name in doctor.ALL if f"| `{name}` |" not in text) == []
+@pytest.mark.parametrize("where", ALL_OF)
+def test_a_page_of_the_reference_has_all_there_are_and_no_other(where: str) -> None:
+    names, form = ALL_OF[where]
+    text = page(where)
+    if where == "events.md":
+        text = text.partition("| event |")[2]
+    elif where == "tasks.md":
+        text = text.partition("\n## ")[0]
+    told = " ".join(re.findall(form, text, re.MULTILINE)).replace("`", "").replace(",", "")
+    assert set(told.split()) == names()
 
 
 def test_every_package_and_every_module_at_the_top_is_on_the_map() -> None:
