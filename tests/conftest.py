@@ -25,10 +25,7 @@ from tests.support import length, servers, verdicts
 pytest_plugins = ["callqueue.testing", "tests.support.fixtures"]
 
 # Whether an example took long says more of the machine than of the code.
-hypothesis_settings.register_profile(
-    "callqueue", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-hypothesis_settings.load_profile("callqueue")
+HYPOTHESIS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 DATABASES = ("postgresql", "mariadb", "sqlite")
 ran_on = pytest.StashKey[str]()
@@ -53,6 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.help or config.option.version:
         return
     length.note(config)
+    drawn = length.examples(30, 100)
+    hypothesis_settings.register_profile("callqueue", max_examples=drawn, **HYPOTHESIS)
+    hypothesis_settings.load_profile("callqueue")
     config.stash[ran_on] = _bring_up(database, config.stash[open_servers])
     config.stash[open_servers].enter_context(_folder_for_sqlite())
     os.environ["CALLQUEUE_TEST_DATABASE"] = database

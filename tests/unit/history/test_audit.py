@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from callqueue.history.audit import Finding, Seen, judge, tally_of
 from callqueue.limits.budgets import bind
@@ -23,9 +23,17 @@ from callqueue.limits.rules import Rule
 
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = 10_000 * SECOND
-instants = st.lists(st.tuples(st.integers(0, 10 * SECOND), st.integers(1, 3)), max_size=40).map(
-    sorted
-)
+
+
+def drawn(number: int = 60) -> Iterator[list[tuple[int, int]]]:
+    """Instants within ten seconds, in order, each with a cost; often several at once."""
+    for seed in range(number):
+        dice = random.Random(seed)
+        step = dice.choice((1, SECOND // 10, SECOND // 2))
+        most = 10 * SECOND // step
+        yield sorted(
+            (dice.randint(0, most) * step, dice.randint(1, 3)) for _ in range(dice.randint(0, 40))
+        )
 
 
 def tally(limit: Limit, counted: Any) -> Any:
@@ -35,43 +43,33 @@ def tally(limit: Limit, counted: Any) -> Any:
     return tallied
 
 
-@given(instants)
-def test_the_highest_use_of_a_sliding_window_is_exact(counted: list[tuple[int, int]]) -> None:
-    brute = max(
-        (sum(c for at, c in counted if end - SECOND < at <= end) for end, _ in counted), default=0
-    )
-    assert tally(SlidingWindow("5/s"), counted).highest == brute
+def test_the_highest_use_of_windows_is_exact() -> None:
+    for counted in drawn():
+        sliding = (sum(c for at, c in counted if end - SECOND < at <= end) for end, _ in counted)
+        assert tally(SlidingWindow("5/s"), counted).highest == max(sliding, default=0)
+        calendar = (sum(c for at, c in counted if at // SECOND == n) for n in range(11))
+        assert tally(FixedWindow("5/s"), counted).highest == max(calendar)
 
 
-@given(instants)
-def test_the_highest_use_of_calendar_windows_is_exact(counted: list[tuple[int, int]]) -> None:
-    brute = max(
-        (sum(c for at, c in counted if at // SECOND == second) for second in range(11)), default=0
-    )
-    assert tally(FixedWindow("5/s"), counted).highest == brute
-
-
-@given(instants)
-def test_a_bucket_was_exceeded_where_any_stretch_took_more_than_burst_and_rate(
-    counted: list[tuple[int, int]],
-) -> None:
+def test_a_bucket_was_exceeded_where_any_stretch_took_more_than_burst_and_rate() -> None:
     limit = TokenBucket("5/s", burst=4)
-    brute = any(
-        sum(cost for _, cost in counted[i : j + 1]) * SECOND
-        > 4 * SECOND + 5 * (counted[j][0] - counted[i][0])
-        for j in range(len(counted))
-        for i in range(j + 1)
-    )
-    assert (tally(limit, counted).highest > 4) == brute
+    for counted in drawn():
+        brute = any(
+            sum(cost for _, cost in counted[i : j + 1]) * SECOND
+            > 4 * SECOND + 5 * (counted[j][0] - counted[i][0])
+            for j in range(len(counted))
+            for i in range(j + 1)
+        )
+        assert (tally(limit, counted).highest > 4) == brute
 
 
-@given(st.lists(st.tuples(st.integers(0, 5 * SECOND), st.integers(1, SECOND)), max_size=30))
-def test_the_highest_number_in_flight_is_exact(spans: list[tuple[int, int]]) -> None:
-    attempts = sorted(
-        (seen(began, finished=began + length) for began, length in spans), key=lambda s: s.finished
-    )
-    brute = max((sum(b <= at < b + length for b, length in spans) for at, _ in spans), default=0)
-    assert judged(Concurrency(3), attempts).highest == brute
+def test_the_highest_number_in_flight_is_exact() -> None:
+    for counted in drawn():
+        spans = [(at, 1 + at * cost % SECOND) for at, cost in counted]
+        attempts = [seen(began, finished=began + length) for began, length in spans]
+        attempts.sort(key=lambda one: one.finished)
+        at_once = (sum(b <= at < b + length for b, length in spans) for at, _ in spans)
+        assert judged(Concurrency(3), attempts).highest == max(at_once, default=0)
 
 
 def test_a_full_window_is_used_to_its_share_of_the_time() -> None:
