@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.apps import apps
@@ -17,7 +18,7 @@ from django.core.management import get_commands
 from django.urls import reverse
 
 import callqueue
-from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket
+from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket, conf
 from callqueue.exceptions import (
     CallQueueError,
     IllegalTransition,
@@ -113,6 +114,21 @@ def test_defaults_of_a_rule_and_its_retry() -> None:
     assert backoff == (3, 1.0, 2.0, 600.0, True)
     assert retry.statuses == (408, 425, 429, 500, 502, 503, 504)
     assert (retry.max_hold, retry.max_rate_limited) == (21600.0, 20)
+
+
+def test_defaults_of_the_settings(settings: Any) -> None:
+    settings.CALLQUEUE = {}
+    config = conf.current()
+    assert list(config.rules) == ["default"]
+    assert config.rules["default"].limits[0].rate == "100/h"
+    assert (config.interval, config.poll, config.release_lease, config.grace) == (
+        1.0,
+        0.05,
+        300,
+        30,
+    )
+    kept = (config.max_call_bytes, config.max_response_bytes, config.keep_response_bytes)
+    assert kept == (262144, 1048576, 65536)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,19 +26,6 @@ def server() -> Iterator[Recorder]:
 def vendor(server: Recorder) -> Recorder:
     server.clear()
     return server
-
-
-def test_a_request_is_recorded_with_all_that_matters(vendor: Recorder) -> None:
-    before = time.monotonic()
-    answer = requests.post(
-        vendor.url("/ok", a="1"), json={"b": 2}, headers={"Idempotency-Key": "k"}, timeout=5
-    )
-    (arrival,) = vendor.arrivals()
-    assert answer.json() == {"ok": True}
-    assert (arrival.method, arrival.path, arrival.query) == ("POST", "/ok", {"a": "1"})
-    assert (arrival.idempotency_key, arrival.body, arrival.status) == ("k", '{"b": 2}', 200)
-    assert arrival.answered_at is not None
-    assert before <= arrival.at <= arrival.answered_at <= time.monotonic()
 
 
 def test_the_instant_is_that_of_the_last_byte(vendor: Recorder) -> None:
@@ -82,44 +68,6 @@ def test_the_instant_is_the_machines_however_late_the_vendor_reads(vendor: Recor
     assert sent <= late.at <= after + 0.05
     assert late.answered_at is not None
     assert late.answered_at >= sent + 0.3
-
-
-def test_a_hanging_request_is_recorded_and_never_answered(vendor: Recorder) -> None:
-    with pytest.raises(requests.ReadTimeout):
-        requests.get(vendor.url("/hang"), timeout=0.1)
-    (arrival,) = vendor.arrivals()
-    assert (arrival.status, arrival.answered_at) == (None, None)
-
-
-def test_each_behaviour_is_what_it_says(vendor: Recorder) -> None:
-    def get(path: str, **query: int) -> requests.Response:
-        return requests.get(vendor.url(path, **query), timeout=5)
-
-    refused = get("/status/429", after=7)
-    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "7")
-    for name in ("a", "b"):
-        codes = [get(f"/fail/2/{name}").status_code for _ in range(4)]
-        assert codes == [500, 500, 200, 200]
-    with pytest.raises(requests.ConnectionError):
-        get("/reset")
-    with pytest.raises(requests.exceptions.ChunkedEncodingError):
-        get("/truncate")
-    assert vendor.count() == 11
-    with pytest.raises(TimeoutError, match="11 of 12"):
-        vendor.wait_for(12, timeout=0.05)
-
-
-def test_a_held_request_is_answered_when_released(vendor: Recorder) -> None:
-    answers: list[requests.Response] = []
-    caller = threading.Thread(
-        target=lambda: answers.append(requests.get(vendor.url("/hold/a"), timeout=10))
-    )
-    caller.start()
-    vendor.wait_for(1)
-    assert vendor.release("b") == 0
-    assert vendor.release("a") == 1
-    caller.join(10)
-    assert answers[0].json() == {"ok": True, "held": "a"}
 
 
 def test_the_server_ends_when_its_parent_lets_go() -> None:
