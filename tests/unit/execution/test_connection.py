@@ -16,13 +16,14 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callqueue import aside, clocks
 from callqueue.execution import wire
 from callqueue.execution.connection import Connection, Trip
 from callqueue.execution.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
+from tests.support.length import examples
 from tests.support.peer import (
     LOOPBACK,
     SECRET,
@@ -133,7 +134,7 @@ LINES = st.tuples(
                            for status in ("200 OK", "204", "304  No", "101 S", "404 Not  found")]),
     lines=st.lists(LINES, max_size=5), end=st.sampled_from(["\r\n", "\n", ""]), method=st.sampled_from(["GET", "HEAD"]),
 )  # fmt: skip
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100, 300))
 def test_the_head_of_an_answer_is_read_as_http_client_reads_it(
     start: str, lines: list[str], end: str, method: str
 ) -> None:
@@ -219,17 +220,6 @@ def test_a_server_that_hangs_up_during_the_wait_is_connected_to_again(
         assert body_of(answer) == b"x"
     else:
         assert nothing_was_sent(answer) and "before anything is sent" in answer.error
-
-
-def test_a_kept_connection_grown_too_old_in_the_gate_is_not_used(clock: Clock) -> None:
-    def wait_long() -> None:
-        clock.ahead += 2
-
-    with Peer(answering(echo)) as peer:
-        call(peer.url())
-        assert call(peer.url(), gate=Recording(wait_long)).error == ""
-        assert len(peer.lines) == 2
-        assert len(peer.seen) == 2
 
 
 def test_a_refused_connection_sends_nothing() -> None:
@@ -328,30 +318,19 @@ def test_garbage_is_a_sent_call_without_an_answer(garbage: bytes) -> None:
     assert SECRET not in answer.error
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40, 100))
 @given(
-    st.one_of(
-        st.binary(max_size=300),
-        st.binary(max_size=300).map(lambda data: b"HTTP/1.1 200 OK\r\n" + data),
-        st.binary(max_size=300).map(
-            lambda data: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data
-        ),
-        st.binary(max_size=300).map(
-            lambda data: b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, br\r\n\r\n" + data
-        ),
-        st.binary(max_size=80).map(
-            lambda data: b"HTTP/1.1 302 \xff\r\nLocation: " + data + b"\r\n\r\n"
-        ),
-        st.binary(max_size=80).map(
-            lambda data: b"HTTP/1.1 200 OK\r\nContent-Type: " + data + b"\r\n\r\n"
-        ),
-        st.binary(max_size=80).map(
-            lambda data: b"HTTP/1.1 200 OK\r\nSet-Cookie: " + data + b"\r\n\r\n"
-        ),
-    )
-)
-def test_no_answer_makes_it_raise(data: bytes) -> None:
-    with Peer(once(data)) as peer:
+    begin=st.sampled_from([
+        b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, br\r\n\r\n",
+        b"HTTP/1.1 302 \xff\r\nLocation: ", b"HTTP/1.1 200 OK\r\nContent-Type: ",
+        b"HTTP/1.1 200 OK\r\nSet-Cookie: ",
+    ]),
+    data=st.binary(max_size=300),
+    end=st.sampled_from([b"", b"\r\n\r\n"]),
+)  # fmt: skip
+def test_no_answer_makes_it_raise(begin: bytes, data: bytes, end: bytes) -> None:
+    with Peer(once(begin + data + end)) as peer:
         answer = call(peer.url(), timeouts=Timeouts(total=2))
     assert answer.sent
 
@@ -441,15 +420,20 @@ def test_the_answer_to_head_has_no_body_whatever_it_says() -> None:
         assert len(peer.lines) == 1
 
 
-@pytest.mark.parametrize(("idle", "connections"), [(1.4, 1), (1.6, 2)])
-def test_a_connection_idle_for_too_long_is_not_used_again(
-    clock: Clock, idle: float, connections: int
-) -> None:
+def test_a_connection_idle_for_too_long_is_not_used_again(clock: Clock) -> None:
+    """Nor one that grew too old in the gate."""
+
+    def wait_long() -> None:
+        clock.ahead += 2
+
     with Peer(answering(echo)) as peer:
         call(peer.url())
-        clock.ahead += idle
-        assert call(peer.url()).error == ""
-        assert len(peer.lines) == connections
+        for idle, connections in ((1.4, 1), (1.6, 2)):
+            clock.ahead += idle
+            assert call(peer.url()).error == ""
+            assert len(peer.lines) == connections
+        assert call(peer.url(), gate=Recording(wait_long)).error == ""
+        assert (len(peer.lines), len(peer.seen)) == (3, 4)
 
 
 def test_a_connection_in_which_anything_waits_is_not_used_again() -> None:
@@ -481,20 +465,6 @@ def test_a_connection_checked_under_other_networks_is_not_used_again() -> None:
         call(peer.url(), policy=Policy(allowed_networks=("127.0.0.1/32",)))
         assert len(peer.lines) == 2
         assert call(peer.url(), policy=Policy()).refused
-        assert len(peer.lines) == 2
-
-
-def test_threads_share_connections_each_by_one_at_a_time() -> None:
-    def meanwhile() -> None:
-        thread = threading.Thread(target=call, args=(peer.url(),))
-        thread.start()
-        thread.join()
-
-    with Peer(answering(echo)) as peer:
-        call(peer.url())
-        meanwhile()
-        assert len(peer.lines) == 1
-        assert call(peer.url(), gate=Recording(meanwhile)).error == ""
         assert len(peer.lines) == 2
 
 

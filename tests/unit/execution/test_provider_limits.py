@@ -14,6 +14,7 @@ from requests.structures import CaseInsensitiveDict
 
 from callqueue.execution.judging import rate_limit_headers, retry_after, verdict
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, RetryLater, Succeeded
+from tests.support.length import examples
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 RETRY = (408, 425, 429, 500, 502, 503, 504)
@@ -119,7 +120,7 @@ HEADERS = st.dictionaries(NAMES, VALUES)
 MOMENTS = st.datetimes(timezones=st.one_of(st.none(), st.just(UTC)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 @given(
     status=st.integers(-1, 1000),
     headers=HEADERS,
