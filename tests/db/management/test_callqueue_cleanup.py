@@ -58,21 +58,13 @@ def test_older_than_replaces_retention_for_every_final_status() -> None:
     assert set(CallQueue.objects.values_list("pk", flat=True)) == {young.pk, waiting.pk}
 
 
-def test_a_dry_run_says_what_would_go_and_changes_nothing() -> None:
+def test_lost_calls_are_recovered_first_and_a_dry_run_only_says_what_would_go() -> None:
     ended(Status.DONE, 8)
-    send("r")
-    release()
-    CallAttempt.objects.open().update(lease_until=ledger_time.now("default") - timedelta(hours=1))
-    ran = run("cleanup", "--dry-run")
-    assert ran.out.startswith("would delete 1 call")
-    assert CallQueue.objects.count() == 2
-    assert CallAttempt.objects.open().count() == 1
-
-
-def test_lost_calls_are_recovered_first() -> None:
     call = send("r")
     release()
-    CallAttempt.objects.update(lease_until=ledger_time.now("default") - timedelta(seconds=1))
+    CallAttempt.objects.open().update(lease_until=ledger_time.now("default") - timedelta(hours=1))
+    assert run("cleanup", "--dry-run").out.startswith("would delete 1 call")
+    assert (CallQueue.objects.count(), CallAttempt.objects.open().count()) == (2, 1)
     assert run("cleanup").out.startswith("recovered 1 call")
     call.refresh_from_db()
     assert call.status == Status.NEW

@@ -4,6 +4,7 @@ of servers that are away.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -45,31 +46,21 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ids
 
 
-def test_once_releases_what_may_go_now(rules: Rules, published: list[int]) -> None:
-    rules(r=Rule(limits=[SlidingWindow("2/m")]))
-    for _ in range(3):
-        send("r")
-    ran = run("dispenser", "--once")
+def test_once_releases_what_may_go_now_of_the_rules_named(
+    rules: Rules, published: list[int]
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/m")]), a=Rule(), b=Rule(), c=Rule())
+    calls = [send(rule) for rule in ("a", "b", "c", "r", "r", "r")]
+    ran = run("dispenser", "--once", "--rule", "a", "--rule", "b")
     assert (ran.code, ran.out) == (0, "released 2 calls\n")
-    assert len(published) == 2
-    assert DispenserState.objects.exists()
-
-
-def test_once_releases_only_the_rules_named(rules: Rules, published: list[int]) -> None:
-    rules(a=Rule(), b=Rule(), c=Rule())
-    calls = send("a"), send("b"), send("c")
-    assert run("dispenser", "--once", "--rule", "a", "--rule", "b").out == "released 2 calls\n"
-    assert [CallQueue.objects.get(pk=call.pk).status for call in calls] == [
+    assert [CallQueue.objects.get(pk=call.pk).status for call in calls[:3]] == [
         Status.DISPATCHED,
         Status.DISPATCHED,
         Status.NEW,
     ]
-
-
-@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
-def test_a_time_to_run_that_is_none_is_wrong_use(rules: Rules, seconds: str) -> None:
-    rules(r=Rule())
-    assert run("dispenser", "--for", seconds).code == 2
+    assert run("dispenser", "--once").out == "released 3 calls\n"
+    assert len(published) == 5
+    assert DispenserState.objects.exists()
 
 
 def test_once_says_that_the_broker_is_away_and_the_call_waits_on(
@@ -131,15 +122,19 @@ def test_a_health_check_blames_no_dispenser_for_a_database_that_is_away(
     assert (checked.code, "nobody there" in checked.out) == (0, True)
 
 
-def test_an_unknown_rule_is_wrong_use(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--once --rule strpe", "did you mean 'stripe'"),
+        ("--onec", ""),
+        *((f"--for {seconds}", "") for seconds in ("-1", "nan", "soon")),
+    ],
+)
+def test_wrong_use_is_2(rules: Rules, line: str, why: str) -> None:
     rules(stripe=Rule())
-    ran = run("dispenser", "--once", "--rule", "strpe")
+    ran = run("dispenser", *line.split())
     assert ran.code == 2
-    assert "did you mean 'stripe'" in ran.error
-
-
-def test_an_unknown_option_is_wrong_use(db: None) -> None:
-    assert run("dispenser", "--onec").code == 2
+    assert why in ran.error
 
 
 @pytest.mark.django_db(transaction=True)
@@ -169,45 +164,42 @@ def test_a_signal_ends_it_while_the_database_is_away() -> None:
 
 
 AWAY = [
-    ["dispenser", "--once"],
-    ["cleanup"],
-    ["status"],
-    ["send", "{file}"],
-    ["requeue"],
-    ["cancel", "--dry-run"],
-    ["pause", "default"],
-    ["resume", "default"],
-    ["schedule"],
-    ["audit"],
-    ["simulate", "--rule", "default", "--calls", "5"],
-    ["doctor"],
-]
+    "dispenser --once", "cleanup", "status", "send {file}", "requeue", "cancel --dry-run",
+    "pause default", "resume default", "schedule", "audit",
+    "simulate --rule default --calls 5", "doctor",
+]  # fmt: skip
+ALL_AT_ONCE = """
+import json, sys, threading, django
+django.setup()
+from tests.db.commands import run
+said = {}
+def ask(line):
+    ran = run(*line.split())
+    said[line] = ran.code, ran.out + ran.error
+asked = [threading.Thread(target=ask, args=(line,)) for line in sys.argv[2:]]
+for one in asked:
+    one.start()
+ask(sys.argv[1])
+for one in asked:
+    one.join()
+print(json.dumps(said))
+"""
 
 
 def test_a_database_that_is_away_is_named_within_seconds(tmp_path: Path) -> None:
     """By every command. All at once: what each does is wait."""
     file = tmp_path / "calls"
     file.write_text('{"method": "get", "params": {"url": "https://api.example.com/"}}')
-    started = [
-        start_without_database([part.format(file=file) for part in command]) for command in AWAY
-    ]
-    for (name, *_), process in zip(AWAY, started, strict=True):
-        out, errors = process.communicate(timeout=60)
-        assert process.returncode == 1, (name, errors)
-        assert "database" in errors + out, name
-        assert "Traceback" not in errors, name
-
-
-def start_without_database(command: list[str]) -> subprocess.Popen[str]:
-    name, *arguments = command
-    return subprocess.Popen(
-        [sys.executable, "-m", "django", f"callqueue_{name}", *arguments],
-        cwd=ROOT,
-        env=without_database(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    lines = [line.format(file=file) for line in AWAY]
+    command = [sys.executable, "-c", ALL_AT_ONCE, *lines]
+    done = subprocess.run(
+        command, cwd=ROOT, env=without_database(), capture_output=True, text=True, timeout=60
     )
+    said = json.loads(done.stdout or "{}")
+    assert set(said) == set(lines), done.stderr
+    for line, (code, text) in said.items():
+        assert (code, "database" in text) == (1, True), (line, text)
+    assert "Traceback" not in done.stderr
 
 
 def without_database() -> dict[str, str]:

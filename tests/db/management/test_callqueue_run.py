@@ -117,11 +117,31 @@ def test_it_makes_what_it_releases_and_tells_of_the_end(rules: Rules, remote: Ve
     assert (state.kind, state.broker, state.digest) == ("run", "", "")
 
 
-def test_it_runs_tasks_and_a_name_that_nobody_has_fails_its_call(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s")]))
-    known, unknown = task("tests.add"), task("tests.nobody-has-it")
-    run_until(ended(2))
+def test_it_runs_tasks_and_hooks_and_leaves_to_others_what_is_theirs(
+    rules: Rules, remote: Vendor
+) -> None:
+    """A name that nobody has fails its call, a retry that is asked for is had, an unknown call is
+    reconciled beside, and a callback that nobody has here is owed.
+    """
+    limits = [SlidingWindow("100/s")]
+    rules(r=Rule(limits=limits, reconcile=lambda call: Succeeded()))
+    tried: list[int] = []
+
+    @shared_task(name="tests.try_again")
+    def try_again(*_: Any) -> Any:
+        tried.append(1)
+        return RetryLater("once more", after=0) if len(tried) == 1 else "well"
+
+    known, again = task("tests.add"), task("tests.try_again")
+    unknown, lost = task("tests.nobody-has-it"), send("r")
+    CallQueue.objects.filter(pk=lost.pk).update(status=Status.UNKNOWN)
+    send("r", callback="tests.somebody-elses")
+    owed = CallQueue.objects.filter(callback_heard=True, callback_pending=True)
+    done = CallQueue.objects.done()
+    run_until(lambda: done.count() == 4 and ended(5)() and owed.exists())
+    assert (done.count(), owed.count(), len(tried)) == (4, 1, 2)
     assert CallQueue.objects.get(pk=known.pk).answer.json() == 3
+    assert done.filter(pk__in=[again.pk, lost.pk]).count() == 2
     unknown.refresh_from_db()
     assert unknown.status == Status.FAILED
     assert "has no task 'tests.nobody-has-it'" in unknown.error_message
@@ -134,14 +154,6 @@ def test_only_the_rules_named(rules: Rules, remote: Vendor) -> None:
     assert CallQueue.objects.get(rule="b").status == Status.NEW
     assert run("run", "--rule", "c").code == 2
     assert run("run", "--for", "-1").code == 2
-
-
-def test_a_callback_that_nobody_has_here_is_owed_to_others(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s")]))
-    send("r", callback="tests.somebody-elses")
-    owed = CallQueue.objects.filter(callback_heard=True, callback_pending=True)
-    run_until(owed.exists)
-    assert owed.exists()
 
 
 def test_a_callback_that_exits_is_run_once_and_keeps_back_no_other(rules: Rules) -> None:
@@ -211,16 +223,6 @@ def test_handlers_that_hang_past_their_time_take_no_room(
     in_flight.land(seconds=5)
 
 
-def test_unknown_calls_are_reconciled_beside(
-    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule(reconcile=lambda call: Succeeded()))
-    call = send("r")
-    CallQueue.objects.filter(pk=call.pk).update(status=Status.UNKNOWN)
-    run_until(lambda: CallQueue.objects.done().exists())
-    assert CallQueue.objects.done().exists()
-
-
 def test_a_signal_lets_what_is_in_flight_end_and_releases_no_more(
     rules: Rules, remote: Vendor
 ) -> None:
@@ -232,18 +234,3 @@ def test_a_signal_lets_what_is_in_flight_end_and_releases_no_more(
     run_until(lambda: len(remote.requests) == 2)
     states = list(CallQueue.objects.order_by("pk").values_list("status", flat=True))
     assert states == [Status.DONE, Status.DONE, Status.NEW]
-
-
-def test_a_task_asks_for_a_retry_and_has_it(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s")]))
-    tried: list[int] = []
-
-    @shared_task(name="tests.try_again")
-    def try_again(*_: Any) -> Any:
-        tried.append(1)
-        return RetryLater("once more", after=0) if len(tried) == 1 else "well"
-
-    call = task("tests.try_again")
-    run_until(ended(1))
-    call.refresh_from_db()
-    assert (call.status, len(tried)) == (Status.DONE, 2)
