@@ -5,13 +5,7 @@ Django is set up.
 from __future__ import annotations
 
 import pytest
-from django.core.cache import cache
 from django.test import Client
-
-
-@pytest.fixture(autouse=True)
-def _nothing_remembered() -> None:
-    cache.clear()
 
 
 @pytest.fixture
