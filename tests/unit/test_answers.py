@@ -98,11 +98,6 @@ def test_a_cut_answer_does_not_read_as_json() -> None:
     assert isinstance(refused.value, CallQueueError)
 
 
-def test_an_answer_of_which_reading_stopped_does_not_read_as_json() -> None:
-    with pytest.raises(AnswerCut, match="10 of 11 bytes"):
-        answered(b"1234567890", response_size=11).json()
-
-
 def test_a_scrubbed_answer_reads_as_json_where_that_is_asked_for() -> None:
     scrubbed = {"response_body": '{"id": "[secret]"}', "response_form": "scrubbed"}
     answer = answered(b'{"id": "sk-12345678"}', **scrubbed)
@@ -128,10 +123,6 @@ def test_an_answer_that_is_not_there_is_none_that_is_empty(column: Any) -> None:
     assert (answer.body, answer.text, answer.is_cut, answer.size) == (b"", "", True, 2)
     with pytest.raises(AnswerCut, match="not kept"):
         answer.json()
-
-
-def test_where_nobody_answered_there_is_no_answer() -> None:
-    assert answer_of(SimpleNamespace(response_size=None), UNREADABLE) is None
 
 
 def test_an_answer_that_is_logged_shows_neither_body_nor_headers() -> None:

@@ -13,6 +13,7 @@ from callqueue.limits.budgets import Book, bind
 from callqueue.limits.kinds import SECOND, Limit, Usage
 from callqueue.look.estimate import Gate, charged_s, depth, seconds
 from tests.support.drain_simulation import DELIVERY, simulate
+from tests.support.length import examples
 
 NOON = 1_800_014_400 * SECOND  # 2027-01-15 12:00 UTC
 LATER = NOON + 1025 * SECOND  # no calendar window begins here
@@ -108,7 +109,7 @@ def error(seed: int) -> tuple[float, float]:
 
 
 def test_of_several_limits_it_is_what_the_simulation_takes_within_six_per_cent() -> None:
-    found = [error(seed) for seed in range(200)]
+    found = [error(seed) for seed in range(examples(80, 200))]
     off = [one for one in found if one[0] > max(1.0, 0.06 * one[1])]
     assert len(off) <= 2
     assert all(by <= 0.35 * whole + 1.0 for by, whole in off)

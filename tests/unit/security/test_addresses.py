@@ -18,33 +18,11 @@ LOOPBACK = IPv4Address("127.0.0.1")
 
 @pytest.mark.parametrize(
     "host",
-    [
-        "127.0.0.1",
-        "2130706433",
-        "0x7f000001",
-        "0X7F.1",
-        "0x7f.0.1",
-        "127.1",
-        "127.0.1",
-        "0177.0.0.1",
-        "0177.0x0.0.01",
-        "017700000001",
-        "127.0.0.1.",
-        "127.0.0.1..",
-        " 127.0.0.1 ",
-        "127。0。0。1",
-        "127．0．0．1",
-        "127｡0｡0｡1",
-        "①②⑦.0.0.1",
-        "１２７.0.0.1",
-        "𝟏𝟐𝟕.0.0.1",
-        "12\u00ad7.0.0.1",
-        "0ⓧ7f.1",
-        "127.0.0.%31",
-        "%31%32%37.0.0.1",
-        "%EF%BC%91%EF%BC%92%EF%BC%97.0.0.1",
-    ],
-)
+    ["127.0.0.1", "2130706433", "0x7f000001", "0X7F.1", "0x7f.0.1", "127.1", "127.0.1", "0177.0.0.1", "0177.0x0.0.01",
+     "017700000001", "127.0.0.1.", "127.0.0.1..", " 127.0.0.1 ", "127。0。0。1", "127．0．0．1", "127｡0｡0｡1", "①②⑦.0.0.1",
+     "１２７.0.0.1", "𝟏𝟐𝟕.0.0.1", "12\u00ad7.0.0.1", "0ⓧ7f.1", "127.0.0.%31", "%31%32%37.0.0.1",
+     "%EF%BC%91%EF%BC%92%EF%BC%97.0.0.1"],
+)  # fmt: skip
 def test_every_spelling_of_loopback_is_read_as_it(host: str) -> None:
     assert literal_address(host) == LOOPBACK
 
@@ -78,16 +56,15 @@ def test_names_are_not_addresses(host: str) -> None:
     assert literal_address(host) is None
 
 
-REFUSED_V4 = st.sampled_from(
-    [
-        "127.0.0.0/8",
-        "10.0.0.0/8",
-        "172.16.0.0/12",
-        "192.168.0.0/16",
-        "169.254.0.0/16",
-        "100.64.0.0/10",
-    ]
-).flatmap(
+INSIDE = [
+    "127.0.0.0/8",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "169.254.0.0/16",
+    "100.64.0.0/10",
+]
+REFUSED_V4 = st.sampled_from(INSIDE).flatmap(
     lambda text: st.integers(int(ip_network(text)[0]), int(ip_network(text)[-1])).map(IPv4Address)
 )
 
@@ -143,63 +120,35 @@ def test_no_wrapping_into_ipv6_gets_a_refused_address_through(address: IPv4Addre
 # --- Addresses
 
 
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [
-        ("127.8.9.1", "loopback"),
-        ("::1", "loopback"),
-        ("0.0.0.0", "unspecified"),
-        ("0.1.2.3", "this network"),
-        ("::", "unspecified"),
-        ("10.1.2.3", "private"),
-        ("172.31.255.255", "private"),
-        ("192.168.1.1", "private"),
-        ("fc00::1", "private"),
-        ("fdff::1", "private"),
-        ("100.64.0.1", "carrier"),
-        ("169.254.1.1", "link-local"),
-        ("fe80::1", "link-local"),
-        ("fe80::1%eth0", "link-local"),
-        ("169.254.169.254", "metadata"),
-        ("169.254.170.2", "metadata"),
-        ("100.100.100.200", "metadata"),
-        ("168.63.129.16", "metadata"),
-        ("192.0.0.192", "metadata"),
-        ("fd00:ec2::254", "metadata"),
-        ("192.0.0.8", "protocols"),
-        ("192.0.2.1", "documentation"),
-        ("198.51.100.1", "documentation"),
-        ("203.0.113.1", "documentation"),
-        ("2001:db8::1", "documentation"),
-        ("3fff::1", "documentation"),
-        ("198.19.0.1", "benchmarks"),
-        ("2001:2::1", "benchmarks"),
-        ("192.88.99.1", "6to4"),
-        ("2002:7f00:1::", "6to4"),
-        ("2002:808:808::", "6to4"),
-        ("2001::1", "Teredo"),
-        ("2001:10::1", "protocols"),
-        ("224.0.0.1", "multicast"),
-        ("ff02::1", "multicast"),
-        ("240.0.0.1", "reserved"),
-        ("255.255.255.255", "broadcast"),
-        ("100::1", "discarding"),
-        ("fec0::1", "site-local"),
-        ("64:ff9b:1::808:808", "NAT64"),
-        ("64:ff9b::7f00:1", "loopback"),
-        ("::ffff:127.0.0.1", "loopback"),
-        ("::ffff:169.254.169.254", "metadata"),
-        ("::8.8.8.8", "obsolete form"),
-        ("::ffff:0:8.8.8.8", "reserved"),
-        ("4000::1", "reserved"),
-        ("5f00::1", "protocols"),
-    ],
-)
-def test_special_addresses_are_refused_with_the_reason(address: str, why: str) -> None:
-    reason = refusal(address)
-    assert reason is not None
-    assert why in reason
-    assert "ALLOWED_NETWORKS" in reason
+WHY = {
+    "loopback": "127.8.9.1 ::1 64:ff9b::7f00:1 ::ffff:127.0.0.1",
+    "unspecified": "0.0.0.0 ::",
+    "this network": "0.1.2.3",
+    "private": "10.1.2.3 172.31.255.255 192.168.1.1 fc00::1 fdff::1",
+    "carrier": "100.64.0.1",
+    "link-local": "169.254.1.1 fe80::1 fe80::1%eth0",
+    "metadata": "169.254.169.254 169.254.170.2 100.100.100.200 168.63.129.16 192.0.0.192 fd00:ec2::254 ::ffff:169.254.169.254",
+    "protocols": "192.0.0.8 2001:10::1 5f00::1",
+    "documentation": "192.0.2.1 198.51.100.1 203.0.113.1 2001:db8::1 3fff::1",
+    "benchmarks": "198.19.0.1 2001:2::1",
+    "6to4": "192.88.99.1 2002:7f00:1:: 2002:808:808::",
+    "Teredo": "2001::1",
+    "multicast": "224.0.0.1 ff02::1",
+    "reserved": "240.0.0.1 ::ffff:0:8.8.8.8 4000::1",
+    "broadcast": "255.255.255.255",
+    "discarding": "100::1",
+    "site-local": "fec0::1",
+    "NAT64": "64:ff9b:1::808:808",
+    "obsolete form": "::8.8.8.8",
+}
+
+
+@pytest.mark.parametrize("why", WHY)
+def test_special_addresses_are_refused_with_the_reason(why: str) -> None:
+    for address in WHY[why].split():
+        reason = refusal(address)
+        assert reason is not None and why in reason, address
+        assert "ALLOWED_NETWORKS" in reason
 
 
 @pytest.mark.parametrize(
@@ -218,62 +167,56 @@ def test_whatever_python_knows_to_be_private_is_refused_too(address: IPv4Address
         assert refusal(address) is not None
 
 
-def test_an_allowed_network_reopens_its_addresses_and_no_others() -> None:
-    assert refusal("10.1.2.3", ("10.1.0.0/16",)) is None
-    assert refusal("10.2.2.3", ("10.1.0.0/16",)) is not None
-    assert refusal("::1", ("127.0.0.0/8",)) is not None
-    assert refusal("fd00:ec2::254", ("fd00::/8",)) is None
-
-
-def test_an_address_inside_an_ipv6_one_is_opened_as_what_it_is() -> None:
-    assert refusal("::ffff:10.1.2.3", ("10.0.0.0/8",)) is None
-    assert refusal("64:ff9b::a01:203", ("10.0.0.0/8",)) is None
-    assert refusal("::ffff:10.1.2.3", ("::ffff:0:0/96",)) is None
-
-
-def test_a_network_with_host_bits_is_the_network_around_it() -> None:
-    assert refusal("127.0.0.1", ("127.0.0.5/8",)) is None
+@pytest.mark.parametrize(
+    ("address", "network", "is_open"),
+    [
+        ("10.1.2.3", "10.1.0.0/16", True),
+        ("10.2.2.3", "10.1.0.0/16", False),
+        ("::1", "127.0.0.0/8", False),
+        ("fd00:ec2::254", "fd00::/8", True),
+        # what is inside an IPv6 address is opened as what it is
+        ("::ffff:10.1.2.3", "10.0.0.0/8", True),
+        ("64:ff9b::a01:203", "10.0.0.0/8", True),
+        ("::ffff:10.1.2.3", "::ffff:0:0/96", True),
+        # a network with host bits is the network around it
+        ("127.0.0.1", "127.0.0.5/8", True),
+    ],
+)
+def test_an_allowed_network_reopens_its_addresses_and_no_others(
+    address: str, network: str, is_open: bool
+) -> None:
+    assert (refusal(address, (network,)) is None) is is_open
 
 
 # --- Hosts
 
 
 @pytest.mark.parametrize(
-    ("host", "patterns"),
+    ("patterns", "allowed", "refused"),
     [
-        ("api.example.com", ("*",)),
-        ("api.example.com", ("api.example.com",)),
-        ("API.Example.COM", ("api.example.com",)),
-        ("api.example.com.", ("api.example.com",)),
-        ("api.example.com", ("API.example.com.",)),
-        ("api.example.com", ("*.example.com",)),
-        ("a.b.example.com", ("*.example.com",)),
-        ("bücher.example", ("xn--bcher-kva.example",)),
-        ("xn--bcher-kva.example", ("bücher.example",)),
-        ("0x7f.1", ("127.0.0.1",)),
-        ("[::1]", ("::1",)),
-        ("::1", ("other.example", "[::1]")),
+        ("*", "api.example.com", ""),
+        ("api.example.com", "api.example.com API.Example.COM api.example.com.", ""),
+        ("API.example.com.", "api.example.com", ""),
+        ("*.example.com", "api.example.com a.b.example.com", "example.com"),
+        ("xn--bcher-kva.example", "bücher.example", ""),
+        ("bücher.example", "xn--bcher-kva.example", ""),
+        ("127.0.0.1", "0x7f.1", ""),
+        ("::1", "[::1]", ""),
+        ("other.example [::1]", "::1", ""),
+        ("", "", "example.com"),
+        ("example.com *.example.com", "", "evilexample.com example.com.evil.test"),
+        ("*.0.0.1", "", "10.0.0.1"),
+        ("localhost", "", "127.0.0.1"),
     ],
 )
-def test_hosts_that_a_pattern_names_may_be_called(host: str, patterns: tuple[str, ...]) -> None:
-    assert host_refusal(host, patterns) is None
-
-
-@pytest.mark.parametrize(
-    ("host", "patterns"),
-    [
-        ("example.com", ()),
-        ("example.com", ("*.example.com",)),
-        ("evilexample.com", ("*.example.com", "example.com")),
-        ("example.com.evil.test", ("example.com", "*.example.com")),
-        ("10.0.0.1", ("*.0.0.1",)),
-        ("127.0.0.1", ("localhost",)),
-    ],
-)
-def test_other_hosts_are_refused_by_name(host: str, patterns: tuple[str, ...]) -> None:
-    reason = host_refusal(host, patterns)
-    assert reason is not None
-    assert host in reason
+def test_hosts_that_a_pattern_names_may_be_called_and_others_are_refused_by_name(
+    patterns: str, allowed: str, refused: str
+) -> None:
+    for host in allowed.split():
+        assert host_refusal(host, tuple(patterns.split())) is None
+    for host in refused.split():
+        reason = host_refusal(host, tuple(patterns.split()))
+        assert reason is not None and host in reason
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import re
 import time
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from urllib.parse import quote, quote_plus, unquote
 
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callqueue.security.withholding import PART, WITHHELD, clean, holds, payload_of, withhold
+from tests.support.length import examples
 
 KEY = "sk_live/4eC3+9Hq=&é\"x'"
 TOKEN = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
@@ -144,17 +146,17 @@ def test_the_judge_itself_sees_what_an_encoding_tells(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("around", ['{{"echo": "{}", "n": 1}}', "it was {}, no?", "a\n{}\nb"])
-def test_a_value_is_found_in_every_usual_encoding(encoding: str, value: str, around: str) -> None:
-    text = around.format(ENCODINGS[encoding](value))
-    kept = withhold(text, (value,))
-    assert holds(text, (value,))
-    assert WITHHELD in kept
-    assert not is_told(kept, value)
+def test_a_value_is_found_in_every_usual_encoding(encoding: str) -> None:
+    places = cycle(('{{"echo": "{}", "n": 1}}', "it was {}, no?", "a\n{}\nb"))
+    for value, around in zip([*VALUES, KEY], places, strict=False):
+        text = around.format(ENCODINGS[encoding](value))
+        kept = withhold(text, (value,))
+        assert holds(text, (value,))
+        assert WITHHELD in kept
+        assert not is_told(kept, value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 @given(
     st.text(min_size=4, max_size=20).filter(lambda value: value.strip(" \r\n\t\\+\0")),
     st.sampled_from(sorted(ENCODINGS)),
@@ -172,11 +174,10 @@ def test_of_any_value(value: str, encoding: str, around: str) -> None:
     assert not is_told(kept.replace(WITHHELD, "\n"), value)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_encodings_inside_each_other_up_to_three(seed: int) -> None:
-    dice = random.Random(seed)
+def test_encodings_inside_each_other_up_to_three() -> None:
+    dice = random.Random(0)
     names = [name for name in ENCODINGS if "base64" not in name and not name.startswith(("h", "H"))]
-    for _ in range(300):
+    for _ in range(examples(200, 1200)):
         first = dice.choice([*ENCODINGS])
         seen = ENCODINGS[first](TOKEN)
         for name in dice.choices(names, k=dice.randint(0, 2)):
@@ -187,18 +188,19 @@ def test_encodings_inside_each_other_up_to_three(seed: int) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@given(begin=st.integers(0, 24), length=st.integers(PART, 32))
-def test_any_part_of_eight_letters_is_found(encoding: str, begin: int, length: int) -> None:
-    part = TOKEN[begin : begin + length]
-    if len(letters(part)) >= PART:
-        kept = withhold(f"<{ENCODINGS[encoding](part)}>", (TOKEN,))
-        assert WITHHELD in kept
-        assert not is_told(kept, TOKEN)
+def test_any_part_of_eight_letters_is_found(encoding: str) -> None:
+    for begin in range(0, 25, examples(4, 1)):
+        for length in (PART, PART + 1, 12, 32):
+            part = TOKEN[begin : begin + length]
+            if len(letters(part)) >= PART:
+                kept = withhold(f"<{ENCODINGS[encoding](part)}>", (TOKEN,))
+                assert WITHHELD in kept
+                assert not is_told(kept, TOKEN)
 
 
-@pytest.mark.parametrize("cut", range(1, 40))
-def test_where_a_text_was_cut_no_more_than_seven_are_left(cut: int) -> None:
-    assert not is_told(withhold(f"you sent {TOKEN} and"[:-cut], (TOKEN,)), TOKEN)
+def test_where_a_text_was_cut_no_more_than_seven_are_left() -> None:
+    for cut in range(1, 40):
+        assert not is_told(withhold(f"you sent {TOKEN} and"[:-cut], (TOKEN,)), TOKEN)
 
 
 @pytest.mark.parametrize("user", ["", "u", "us", "use", "user"])

@@ -20,6 +20,7 @@ from callqueue.sending.validation import (
     check_times,
     check_unique_key,
 )
+from tests.support.length import examples
 from tests.support.samples import NOW, texts, values
 
 PARIS = timezone(timedelta(hours=1))
@@ -140,7 +141,7 @@ class TestTheOtherArguments:
                 check_callback(wrong)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80, 300), deadline=None)
 @given(st.none() | texts | values | st.dictionaries(texts, texts | st.integers(), max_size=3))
 def test_a_key_is_stored_as_one_text_or_refused(key: Any) -> None:
     try:
@@ -153,18 +154,3 @@ def test_a_key_is_stored_as_one_text_or_refused(key: Any) -> None:
     if isinstance(key, dict) and key:
         assert json.loads(stored) == {name: str(value) for name, value in key.items()}
         assert check_key(dict(reversed(list(key.items())))) == stored
-
-
-@settings(max_examples=200, deadline=None)
-@given(values, st.datetimes(timezones=st.none() | st.timezones()) | values)
-def test_the_other_arguments_are_kept_or_refused(value: Any, moment: Any) -> None:
-    checks = (check_cost, check_priority, check_unique_key, check_callback)
-    for check in checks:
-        try:
-            check(value)
-        except InvalidCall as error:
-            str(error).encode()
-    try:
-        check_times(NOW, moment, value)
-    except InvalidCall as error:
-        assert error.field in ("not_before", "expires_at")

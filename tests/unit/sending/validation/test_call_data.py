@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.security.secrets import Secret, marked, unmarked
 from callqueue.sending.call_data import check_params
+from tests.support.length import examples
 from tests.support.samples import (
     ANYWHERE,
     URL,
@@ -187,7 +188,7 @@ class TestSecrets:
             check_params("get", {"url": URL, "headers": {"Authorization": "x\n"}}, ANYWHERE)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(100, 400), deadline=None)
 @given(call_datas, st.integers(20, 400))
 def test_whatever_is_given_is_accepted_as_json_or_refused_by_field(
     call_data: Any, max_bytes: int
