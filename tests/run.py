@@ -50,7 +50,6 @@ COMPUTING = [
 # Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
 # runs on SQLite and MariaDB, what computes and what has threads. `make faults` runs it whole.
 OWN_SQL = [
-    "tests/db/admin/test_lists_at_scale.py",
     *(
         f"tests/db/{name}"
         for name in (
