@@ -40,16 +40,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Pick:
-    """Which calls: of these statuses, and where given of this rule, this key, and ended no longer
-    ago than `since`.
-
-    `since` counts from `finished_at_dt`; for an ERROR from its last failure, for NEW and DISPATCHED
-    from `created_dt`.
-    """
+    """Which calls: of these statuses, and where given of this rule and key."""
 
     statuses: tuple[int, ...]
     rule: str | None = None
     key: Any = ""
+    # counts from the end; of an ERROR from its last failure, else from `created_dt`
     since: timedelta | None = None
 
 

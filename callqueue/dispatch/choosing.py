@@ -132,18 +132,12 @@ def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
 
 @dataclass(frozen=True)
 class _Found:
-    """The candidates of a rule, in the order in which they should go, and what the other calls wait
-    for.
-
-    `is_limited`: where all of these go, for room in the rule's own limits; `is_cut`: where all of
-    these go, nothing keeps back those behind them. Where not all go, the plan says what the others
-    wait for.
-    """
+    """The candidates of a rule, in order; `wait`: of the others, where all of these go."""
 
     calls: list[Candidate]
     wait: Wait = field(default=Wait())
-    is_limited: bool = False
-    is_cut: bool = False
+    is_limited: bool = False  # they wait for room in the rule's own limits
+    is_cut: bool = False  # nothing keeps back those behind
 
 
 def choose(

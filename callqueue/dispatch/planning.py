@@ -32,17 +32,15 @@ SHORT = 10 * SECOND
 
 @dataclass
 class Plan:
-    """What a pass decided: who goes, what those wait for who do not, and who is kept back by which
-    budget per key.
-
-    `binding`: by rule, the budget that keeps its next call back, by id. `unfit`: the calls that no
-    instant will ever admit, by id, and why.
-    """
+    """What a pass decided."""
 
     releases: list[Candidate] = field(default_factory=list)
-    wait: Wait = field(default=Wait())
+    wait: Wait = field(default=Wait())  # of those who do not go
+    # by which budget per key
     kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)
+    # by rule, the budget that keeps its next call back, by id
     binding: dict[str, str] = field(default_factory=dict)
+    # the calls that no instant will ever admit, by id, and why
     unfit: Mapping[int, str] = field(default_factory=dict)
 
     def leave_to_workers(self) -> None:

@@ -33,12 +33,7 @@ FOREVER = float("inf")
 
 @dataclass(frozen=True)
 class Finding:
-    """One limit of one rule. `value` is the key or queue with the highest use; rules that share a
-    budget share its figures.
-
-    `used_share`: the average use of the limit, as a share of it, from the first to the last call,
-    pauses left out.
-    """
+    """One limit of one rule; rules that share a budget share its figures."""
 
     name: str
     rule: str
@@ -46,9 +41,9 @@ class Finding:
     rate: str
     allowed: int
     highest: int
-    used_share: float
+    used_share: float  # on average, from the first to the last call, pauses left out
     exceeded: bool
-    value: str
+    value: str  # the key or queue with the highest use
     counted: int
 
 

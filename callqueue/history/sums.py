@@ -46,18 +46,16 @@ def new_buckets() -> list[int]:
 
 @dataclass
 class Sums:
-    """What attempts came to that may have reached the provider: `sent` of them, which came to
-    `done`, `failed` or `throttled`; of those that failed, `lost` had no answer that is known.
-    `waits`: how many waited so long from when their calls were due, by bucket; `answers`: how long
-    their answers took.
-    """
+    """What attempts came to that may have reached the provider."""
 
     sent: int = 0
     done: int = 0
     failed: int = 0
     throttled: int = 0
-    lost: int = 0
+    lost: int = 0  # of those that failed, without an answer that is known
+    # how many waited so long from when they were due, by bucket
     waits: list[int] = field(default_factory=new_buckets)
+    # how many answers took so long, by bucket
     answers: list[int] = field(default_factory=new_buckets)
 
     def add(self, other: Sums) -> Self:

@@ -32,23 +32,20 @@ class Memo:
     """What passes remember of a group of rules.
 
     It is believed only while every row of the group has had as many passes since as `version` says,
-    and names this group, by this version of the settings, as the last that had one: whoever else
+    and names this group, by this version of the settings, as the last that had one. Whoever else
     released from one of the rules, or told its tallies anything, in whatever group, has made it
-    void; and so has a rule that shared a budget by another version, and has no row in the group.
-
-    `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
-    their `Kept` says. `in_turn`: the rules whose keys took turns. `gathering`: by rule whose keys
-    have begun to, the last key and priority that was looked at for it. `binding`: by rule, the
-    budget that kept its next call back, by id; for who looks. `room`: the known room, as
-    `KnownRoom` dumps it.
+    void; so has a rule that shared a budget by another version, and has no row in the group.
     """
 
+    # of token buckets, (instant, level, fingerprint) by scope
     levels: dict[str, list[Any]] = field(default_factory=dict)
-    tallies: dict[str, Any] = field(default_factory=dict)
-    in_turn: list[str] = field(default_factory=list)
+    tallies: dict[str, Any] = field(default_factory=dict)  # by budget, what their `Kept` says
+    in_turn: list[str] = field(default_factory=list)  # the rules whose keys took turns
+    # by rule whose keys begin to, the last (key, priority) looked at
     gathering: dict[str, Any] = field(default_factory=dict)
+    # by rule, the budget that kept its next call back; for who looks
     binding: dict[str, str] = field(default_factory=dict)
-    room: dict[str, Any] = field(default_factory=dict)
+    room: dict[str, Any] = field(default_factory=dict)  # as `KnownRoom` dumps it
 
     @classmethod
     def load(
@@ -143,18 +140,14 @@ def _bucket_name(budget: Budget, value: str) -> str:
 
 @dataclass(frozen=True)
 class KnownRoom:
-    """What was free at an instant after which nothing was charged but what is taken off: by budget.
-
-    `moved`: the frame of ledger time; `print`: of what budgets; `laid`: by rule, how many holds had
-    been laid, of which none was in force; `open`: by rule, how many attempts are open at most.
-    """
+    """What was free at an instant after which nothing was charged but what is taken off."""
 
     at: Us
-    moved: int
-    print: str
-    laid: Mapping[str, int]
-    free: Mapping[str, int]
-    open: Mapping[str, int]
+    moved: int  # the frame of ledger time
+    print: str  # of what budgets
+    laid: Mapping[str, int]  # by rule, how many holds had been laid, of which none was in force
+    free: Mapping[str, int]  # by budget
+    open: Mapping[str, int]  # by rule, how many attempts are open at most
 
     @classmethod
     def loaded(cls, kept: Mapping[str, Any]) -> Self | None:

@@ -27,18 +27,13 @@ Former = tuple[str, Us]
 
 @dataclass(frozen=True)
 class Budget:
-    """One limit and the rules it counts. `id` is its name, or "<rule>#<index>" where it has none.
+    """One limit and the rules it counts; a limit that differs among settings has several."""
 
-    `former`: rules that are not charged to it any more, whose earlier releases it goes on counting.
-    Where settings differ, a limit that is several has as many budgets, each with an id of its own;
-    `settings_id` is what the settings call it.
-    """
-
-    id: str
+    id: str  # its name, or "<rule>#<index>" where it has none
     limit: Limit
     rules: tuple[str, ...]
-    former: tuple[Former, ...] = ()
-    settings_id: str = ""
+    former: tuple[Former, ...] = ()  # rules that it goes on counting the earlier releases of
+    settings_id: str = ""  # what the settings call it
 
     @property
     def known_as(self) -> str:
@@ -70,19 +65,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class Book:
-    """All rules with their budgets and groups.
-
-    What is in force may hold more than this process's settings, `own`: rules that only other
-    dispensers know (here without their fields, never to be released here) and limits of theirs.
-    `version` is that of the settings in force which it is made of; `unreadable` are rules with a
-    limit that this version of callqueue does not know.
-    """
+    """All rules with their budgets and groups. In force may be more than these settings have."""
 
     rules: Mapping[str, Rule]
     budgets: Mapping[str, tuple[Budget, ...]]  # by rule
     groups: Mapping[str, tuple[str, ...]]  # by rule: the names in its group, sorted
+    # of this process's settings; rules that only others know are here without their fields
     own: Book | None = None
-    version: int = 0
+    version: int = 0  # of the settings in force
+    # rules with a limit that this version of callqueue does not know
     unreadable: frozenset[str] = field(default=frozenset())
 
     @property

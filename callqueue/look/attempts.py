@@ -39,15 +39,12 @@ class Flight:
 
 @dataclass(frozen=True)
 class Pace:
-    """A rule's attempts over the last minute: answered a second, and mean seconds from release to
-    answer, 0 where none was. `late`: how long after its slot each was sent. `is_stamped`: False
-    where some were answered, and of none is known when it was sent.
-    """
+    """A rule's attempts over the last minute."""
 
-    per_second: float = 0.0
-    latency: float = 0.0
-    is_stamped: bool = True
-    late: float = 0.0
+    per_second: float = 0.0  # answered
+    latency: float = 0.0  # mean seconds from release to answer; 0: none was
+    is_stamped: bool = True  # False: some were answered, of none is known when it was sent
+    late: float = 0.0  # seconds after its slot that each was sent
 
 
 @dataclass(frozen=True)
@@ -62,15 +59,12 @@ class Stall:
 
 @dataclass(frozen=True)
 class Attempts:
-    """By rule, what is in flight, and the pace; when each process that began any of the newest
-    attempts within the last minutes did last, the latest first; and the queues that nobody takes
-    calls from.
-    """
+    """What is in flight by rule, at which pace, and who takes calls."""
 
     flights: Mapping[str, Flight]
     paces: Mapping[str, Pace]
-    workers: Sequence[Us]
-    stalls: Sequence[Stall]
+    workers: Sequence[Us]  # when each process began one of the newest last, the latest first
+    stalls: Sequence[Stall]  # the queues that nobody takes calls from
 
 
 def read(using: str, names: Sequence[str], now: Us) -> Attempts:

@@ -24,25 +24,18 @@ Sizes = Sequence[tuple[int, int]]  # so many calls each, for so many values of a
 
 @dataclass(frozen=True)
 class Gate:
-    """A limit that a backlog must pass, as it is charged now: `meter`.
-
-    `sizes`: how the calls are spread over the values of its `per`, where it is per key; `lanes`:
-    over how many queues, where it is per queue, and `emptiest`: what is charged of the one with
-    most room. `before`: calls of other rules that wait and go first, `incoming` of theirs that come
-    in each second, and `beside`: that take turns. `cost`: what a call costs; `charged_s`: for how
-    many seconds it is charged before it ages, 0 where nobody knows.
-    """
+    """A limit that a backlog must pass."""
 
     limit: Limit
-    meter: Meter
-    sizes: Sizes = ()
-    lanes: int = 1
-    emptiest: Meter | None = None
-    before: float = 0.0
-    beside: int = 0
-    incoming: float = 0.0
-    cost: float = 1.0
-    charged_s: float = 0.0
+    meter: Meter  # what is charged now
+    sizes: Sizes = ()  # how the calls are spread over the values of its `per`, where it is per key
+    lanes: int = 1  # over how many queues, where it is per queue
+    emptiest: Meter | None = None  # what is charged of the queue with most room
+    before: float = 0.0  # calls of other rules that wait and go first
+    beside: int = 0  # those that take turns
+    incoming: float = 0.0  # of those before, so many a second
+    cost: float = 1.0  # of a call
+    charged_s: float = 0.0  # seconds for which a call is charged before it ages; 0: nobody knows
 
     @property
     def is_full(self) -> bool:

@@ -30,24 +30,17 @@ Spread = Sequence[tuple[Us, int]]  # so many calls, ended at an instant
 
 @dataclass(frozen=True)
 class LimitLook:
-    """One limit of one rule. Where it is per queue, of all queues together; where it is per key, of
-    the key that uses most of it: `value`.
-
-    `in_flight`: of what is used, what is not answered yet. `opens_at`: where nothing is free, when
-    something is again, in microseconds; None where that waits for an answer. `meter`: what is
-    charged and when it leaves, to estimate by; `emptiest`: the same of the queue that the next call
-    goes by, where it is per queue.
-    """
+    """One limit of one rule; where it is per queue, of all queues together."""
 
     budget: Budget
     allowed: int
     used: int
     free: int
-    value: str
-    in_flight: int
-    opens_at: Us | None
-    meter: Meter
-    emptiest: Meter
+    value: str  # of a limit per key, the one that uses most of it
+    in_flight: int  # of what is used, what is not answered yet
+    opens_at: Us | None  # where nothing is free, when something is again; None: with an answer
+    meter: Meter  # what is charged and when it leaves, to estimate by
+    emptiest: Meter  # the same of the queue that the next call goes by, where it is per queue
 
     @property
     def name(self) -> str:

@@ -63,37 +63,27 @@ class HoldLook:
 
 @dataclass(frozen=True)
 class RuleLook:
-    """Where one rule stands.
-
-    `holds`: those on the whole rule and on queues, and a few of the `keys_held` on keys, which keep
-    `kept_calls` back, the last of them for `kept_s`.
-    `waited_for`: the budget that kept its next call back in the last pass, by id.
-    `incoming`: calls that came in a second, over the last minute. `stalls`: the queues of its own
-    that nobody takes calls from.
-    `is_dispensing`: whether any dispenser runs; `has_fallen_silent`: whether the last one
-    did not end, and gives no sign of life. `is_limited`: whether limits, and not the workers, are
-    what its calls have waited for lately.
-    """
+    """Where one rule stands."""
 
     name: str
     rule: Rule
     now: Us
     moved: int
-    is_dispensing: bool
-    has_fallen_silent: bool
+    is_dispensing: bool  # any dispenser runs
+    has_fallen_silent: bool  # the last one did not end, and gives no sign of life
     waits: Waiting
     flight: Flight
     pace: Pace
-    incoming: float
-    holds: Sequence[HoldLook]
+    incoming: float  # calls that came in a second, over the last minute
+    holds: Sequence[HoldLook]  # those on the whole rule and on queues, and a few of those on keys
     keys_held: int
-    kept_calls: int
-    kept_s: float
+    kept_calls: int  # what those on keys keep back
+    kept_s: float  # for how long the last of those does
     limits: Sequence[LimitLook]
-    waited_for: str
+    waited_for: str  # the budget that kept its next call back in the last pass, by id
     gates: Sequence[Gate]
-    is_limited: bool
-    stalls: Sequence[Stall]
+    is_limited: bool  # limits, and not the workers, are what its calls have waited for lately
+    stalls: Sequence[Stall]  # the queues of its own that nobody takes calls from
     recent: Recent
 
     @cached_property
@@ -268,23 +258,19 @@ def explains_pace(gate: Gate) -> bool:
 class Look:
     """All rules at one moment, in the settings' order, and what concerns them all.
 
-    `now`, and whatever is a number of microseconds, is ledger time that was `moved` so far; what is
-    a datetime is as the clock shows it.
-    `signs`: of every dispenser, the newest first. `workers`: when each process that takes calls
-    took one last, the latest first. `summed_until`: up to when sums are added up.
-    `before`: of a look at other rates, the same moment with those in force.
+    Microseconds are ledger time that was `moved` so far; a datetime is as the clock shows it.
     """
 
     now: Us
     moved: int
     book: Book
     rules: Sequence[RuleLook]
-    signs: Sequence[Sign]
-    workers: Sequence[Us]
+    signs: Sequence[Sign]  # of every dispenser, the newest first
+    workers: Sequence[Us]  # when each process that takes calls took one last, the latest first
     stalls: Sequence[Stall]
-    summed_until: Us
+    summed_until: Us  # up to when sums are added up
     differences: Sequence[Difference]
-    before: Look | None = None
+    before: Look | None = None  # of a look at other rates, the same moment with those in force
 
     @property
     def time(self) -> datetime:

@@ -31,15 +31,13 @@ PARTS = 6  # of that time; one of them that is full of calls says nothing of the
 
 @dataclass
 class Waiting:
-    """Calls of a rule that wait. `ready`: for nothing but their turn; `later`: those that are due
-    later. `sizes`: of a rule with a limit per key, how many keys have so many calls ready, by pairs
-    (calls, keys). `oldest_due`: in microseconds.
-    """
+    """Calls of a rule that wait."""
 
-    ready: int = 0
-    later: int = 0
+    ready: int = 0  # for nothing but their turn
+    later: int = 0  # until they are due
+    # with a limit per key: (calls ready, keys that have so many)
     sizes: list[tuple[int, int]] = field(default_factory=list)
-    oldest_due: Us | None = None
+    oldest_due: Us | None = None  # microseconds
 
     @property
     def calls(self) -> int:

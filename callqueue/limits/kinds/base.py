@@ -83,19 +83,13 @@ def with_known_fields(declared: type[D]) -> type[D]:
 
 @dataclass(frozen=True)
 class Usage:
-    """The charges on one budget: `open` is the cost of attempts that do not age yet, `aged` the
-    (instant, cost) of those that do.
+    """The charges on one budget."""
 
-    `aged` is sorted by instant. For a token bucket, `since` is the instant from which `aged` is
-    complete, and `level` what the bucket held then, in tokens times the period (0: assume it was
-    empty, the safe guess). `may_owe`: whether an attempt may cost more than it was released for,
-    so that a bucket may hold less than nothing.
-    """
-
-    open: int = 0
-    aged: Sequence[tuple[Us, int]] = ()
-    since: Us = Us(0)
-    level: int = 0
+    open: int = 0  # the cost of attempts that do not age yet
+    aged: Sequence[tuple[Us, int]] = ()  # (instant, cost) of those that do, sorted by instant
+    since: Us = Us(0)  # of a bucket: from when `aged` is complete
+    level: int = 0  # what it held then, in tokens times the period; 0 is the safe guess
+    # an attempt may cost more than it was released for: a bucket may hold less than nothing
     may_owe: bool = False
 
 
