@@ -18,7 +18,6 @@ from callqueue.ledger import ledger_time
 from callqueue.ledger.account import SAMPLE
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
-from tests.support.behaviour import send
 from tests.support.locking import answered
 
 Rules = Callable[..., None]
@@ -112,23 +111,6 @@ def test_a_pass_that_is_held_up_looks_again_soon(rules: Rules) -> None:
     assert (made.released, made.next_look.goes_on) == ([], False)
     assert made.opens_in is not None
     assert 0 < made.opens_in <= choosing.AGAIN / 1_000_000
-
-
-def test_a_lost_message_holds_nobody_up(rules: Rules) -> None:
-    """The queue's workers begin what was released after it."""
-    rules(SHORT, r=Rule())
-    lost = send("r")
-    passes("r")
-    send("r")
-    (alive,) = passes("r")
-    claim.begin("default", [alive])
-    CallAttempt.objects.unbegun().update(
-        lease_until=ledger_time.now("default") - timedelta(seconds=1)
-    )
-    recovery.recover("default")
-    CallQueue.objects.send_many([CALL] * 20, rule="r")
-    assert len(passes("r")) == 21
-    assert CallQueue.objects.dispatched().filter(pk=lost.pk).exists()
 
 
 def test_calls_go_by_the_queue_whose_workers_are_there(rules: Rules) -> None:

@@ -25,7 +25,8 @@ from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
-from callqueue.execution import in_flight
+from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.execution import claim, in_flight
 from callqueue.ledger import ledger_time
 from callqueue.limits.in_force import digest_of, opinion_of
 from callqueue.look import alive
@@ -116,32 +117,6 @@ def test_where_it_makes_any_the_release_of_the_others_waits_for_the_disk_too(
     assert len(reading) == (connection.vendor == "postgresql")
 
 
-def test_one_that_has_enough_to_do_publishes_all(
-    rules: Rules, remote: Vendor, published: list[Message], consumes: Callable[..., None]
-) -> None:
-    answers = threading.Event()
-    remote.answers["/slow"] = lambda: answers.wait(20) and 200
-    consumes("here")
-    rules({"DISPENSER": {"IN_WORKERS": 2}}, r=Rule(queues="here"))
-    releases = dispenser(published)
-    for _ in range(3):
-        send("r", "/slow")
-        releases.run_once(maintain=False)
-    assert CallAttempt.objects.filter(started_at__isnull=False).count() == 2
-    assert [len(ids) for _, ids in published] == [1]
-    answers.set()
-
-
-def test_one_that_makes_none_still_releases(
-    rules: Rules, published: list[Message], consumes: Callable[..., None]
-) -> None:
-    consumes("unknown")
-    rules(r=Rule(queues="here"))
-    send("r")
-    assert dispenser(published).run_once(maintain=False) == 1
-    assert len(published) == 1
-
-
 def test_while_the_broker_is_away_it_goes_on_with_what_it_makes_itself(
     rules: Rules,
     remote: Vendor,
@@ -216,6 +191,10 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
     """The part that it would have made, and the part that was not published."""
     consumes("here")
     rules({"DISPENSER": {"IN_WORKERS": 1}}, r=Rule(queues="here", limits=[SlidingWindow("9/s")]))
+    others = send("r")
+    ensure_states("default", ["r"])
+    release("default", ["r"])
+    claim.begin("default", [others.attempts.get().pk], "another")
     send("r"), send("r")
     releases = dispenser(published)
 
@@ -226,12 +205,13 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
         patch.setattr(releases.maker, "take", lambda _: lose)
         with pytest.raises(OperationalError):
             releases.tick()
-    assert CallAttempt.objects.open().count() == 2
+    assert CallAttempt.objects.open().count() == 3
     releases.run_once(maintain=False)
     in_flight.land(seconds=20)
     assert len(remote.requests) == 1
     assert [len(ids) for _, ids in published] == [1]
     assert CallAttempt.objects.filter(outcome="voided").count() == 2
+    assert others.attempts.get().outcome == ""
 
 
 def test_queues_are_named_as_rules_name_them(
@@ -348,24 +328,6 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     recovery.beat("default", "d", STEADY, digest=digest)
     wait_until(lambda: not releaser.is_releasing, 10)
     assert DispenserState.objects.get(pk=releaser.seat.name).digest == ""
-
-
-def test_one_that_computes_says_so_and_another_worker_goes_first(
-    rules: Rules, consumes: Callable[..., None], begin: Callable[[], Releaser]
-) -> None:
-    consumes("here")
-    rules(r=Rule(queues="here"))
-    releaser = begin()
-    own = DispenserState.objects.filter(pk=releaser.seat.name)
-    wait_until(lambda: own.filter(kind=WORKER).exists(), 10)
-    releaser.tasks["of an id"] = time.monotonic()
-    wait_until(lambda: own.filter(kind=BUSY).exists(), 10)
-    assert releaser.is_releasing, "nobody else is there"
-    digest = digest_of(opinion_of(conf.current().book))
-    recovery.beat("default", "another", WORKER, digest=digest)
-    wait_until(lambda: own.filter(digest="").exists() and not releaser.is_releasing, 10)
-    recovery.take_leave("default", "another")
-    wait_until(lambda: releaser.is_releasing, 10)
 
 
 def test_a_process_that_ends_waits_no_longer_than_for_what_is_being_released(

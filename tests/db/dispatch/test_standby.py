@@ -12,7 +12,7 @@ from callqueue import Rule, SlidingWindow, tasks
 from callqueue.dispatch import dispenser
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.ledger import ledger_time
-from callqueue.models import CallQueue, DispenserState
+from callqueue.models import DispenserState
 
 Rules = Callable[..., None]
 
@@ -100,17 +100,3 @@ def test_the_command_is_steady_and_what_runs_for_a_while_or_for_some_rules_is_no
         return DispenserState.objects.get(pk=dispenser.name).kind
 
     assert [kind(None), kind(60.0), kind(None, rules=["r"])] == ["steady", "", ""]
-
-
-def test_a_call_goes_whoever_dispenses(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real run, beside no other: nothing is forgotten between the two."""
-    rules(r=Rule())
-    monkeypatch.setattr(tasks, "_dispensers", {})
-    call = CallQueue.objects.send(
-        {"method": "get", "params": {"url": "http://vendor.example/"}}, rule="r"
-    )
-    tasks._dispensers["default"] = Dispenser(publish=lambda *_: True)
-    tasks.dispense(0.3)
-    assert call is not None
-    call.refresh_from_db()
-    assert call.status == CallQueue.Status.DISPATCHED
