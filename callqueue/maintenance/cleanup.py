@@ -1,5 +1,5 @@
-"""Cleanup: deletes calls past their retention, attempts that no limit counts any more, ended holds;
-and vacuums.
+"""Cleanup: deletes calls past their retention, attempts that no limit counts any more, ended holds,
+what dispensers said that are long silent; and vacuums.
 
 Short transactions by primary key, so that calls go on meanwhile. An attempt is kept as long as any
 limit's window may still count it, whatever became of its call.
@@ -19,6 +19,7 @@ from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time, settings, tallies
 from callqueue.ledger.transaction import untimed
+from callqueue.maintenance import recovery
 
 BATCH = 2000
 TURNS = 200  # of keys that one transaction deletes
@@ -108,6 +109,7 @@ def _prune(
     for orphans in _spent_orphans(using, batch_size):
         cleaned.attempts += database.delete_each(tables.CallAttempt, using, orphans)
     cleaned.holds += _ended_holds(using).delete()[0]
+    tables.dispensers(using).filter(seen_at__lt=_credited(using) - recovery.memory(using)).delete()
     after = 0
     while gone := untimed(using, partial(_delete_turns, using, after)):
         after = gone[-1]
@@ -185,7 +187,7 @@ def _spent_orphans(using: str, size: int) -> Iterator[list[int]]:
 
 
 def _ended_holds(using: str) -> Any:
-    return tables.holds(using).filter(until__lt=ledger_time.now(using) - timedelta(days=1))
+    return tables.holds(using).filter(until__lt=_credited(using) - timedelta(days=1))
 
 
 def _delete_turns(using: str, after: int) -> list[int]:

@@ -143,15 +143,12 @@ class Sign:
 
 
 def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = "") -> Sign:
-    """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState); forgets
-    those that have been silent for longer than anything counts.
-    """
+    """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState)."""
     reading = ledger_time.read(using)
     now = from_us(reading.at)
     rows = tables.dispensers(using)
     said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}
     if not rows.filter(pk=name).update(**said):
-        rows.filter(seen_at__lt=now - _memory(using)).delete()
         row = tables.DispenserState(name=name, started_at=now, **said)
         rows.bulk_create([row], ignore_conflicts=True)
     newest = tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
@@ -183,7 +180,7 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     """
     seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
     if seen is None:
-        is_recent = ledger_time.now(using) - last.at < _memory(using)
+        is_recent = ledger_time.now(using) - last.at < memory(using)
         return not _has_attempt(using, last.newest) and is_recent
     if seen >= last.at:
         return False
@@ -200,7 +197,7 @@ def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:
     )
 
 
-def _memory(using: str) -> timedelta:
+def memory(using: str) -> timedelta:
     """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),

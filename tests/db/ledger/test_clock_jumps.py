@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
+from callqueue.dispatch.dispenser import Membership
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
@@ -138,6 +139,42 @@ def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after
     two_clocks.pass_by(settings.LONG_SILENCE.total_seconds() + 1)
     book = settings.Party("default").join(lax)
     assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"40/m"}
+
+
+def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
+    two_clocks: Clocks,
+) -> None:
+    strict, lax = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
+    stays = Membership("default", "stays", lambda: strict)
+    goes = settings.Party("default")
+    stays.follow_settings()
+    goes.join(strict)
+    two_clocks.jump(7200)
+    goes.leave()
+    book = settings.Party("default").join(lax)
+    assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
+
+
+def test_who_begins_just_after_the_clock_was_set_forward_forgets_nobody_that_runs(
+    two_clocks: Clocks,
+) -> None:
+    """A day and more is longer than the silent are remembered. Forgotten by one that cannot know of
+    the jump, a dispenser would hold no opinion until its next sign of life.
+    """
+    strict, lax = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
+    stays = Membership("default", "stays", lambda: strict)
+    goes = settings.Party("default")
+    stays.follow_settings()
+    goes.join(strict)
+    others = ledger_time.watch("default")
+    others.look()
+    two_clocks.jump(86400 * 2)
+    ledger_time.forget_readings()
+    recovery.beat("default", "new")
+    others.look()
+    goes.leave()
+    book = settings.Party("default").join(lax)
+    assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
 
 
 ageing = pytest.mark.parametrize(

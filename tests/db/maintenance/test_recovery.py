@@ -19,7 +19,7 @@ from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, executor, judging, recorder
 from callqueue.ledger import ledger_time
-from callqueue.maintenance import recovery
+from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
 from tests.support.behaviour import WHEN_LOST, Vendor, release, send
@@ -294,7 +294,7 @@ def test_a_dispenser_that_was_frozen_until_others_forgot_it(
     rules(default=Rule(limits=[SlidingWindow(limit)]))
     frozen = recovery.Sign(ledger_time.now("default") - timedelta(days=days), None)
     DispenserState.objects.create(name="me:1", started_at=frozen.at, seen_at=frozen.at)
-    recovery.beat("default", "other:1")
+    cleanup.clean("default")
     assert DispenserState.objects.filter(name="me:1").exists() is is_held
     assert not recovery.has_gone_back("default", "me:1", frozen)
     DispenserState.objects.filter(name="me:1").delete()
