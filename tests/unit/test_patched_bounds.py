@@ -20,7 +20,6 @@ REASONS = {
     "db/dispatch/test_in_workers.py: publisher.ALONE": "the test ends it itself, however slow it is",
     "db/dispatch/test_in_workers.py: worker.LOOK": "makes its fault larger: the end waits as long",
     "db/dispatch/test_in_workers.py: worker.WAIT": "makes its fault larger: the end waits as long",
-    "db/permits/test_permit.py: release_pass.LEAD": "makes its fault larger: it spins for as long",
 }
 
 

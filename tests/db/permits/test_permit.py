@@ -16,15 +16,12 @@ from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf, control
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, IllegalTransition, InvalidCall, UnknownRule
 from callqueue.history import audit
-from callqueue.ledger import ledger_time, settings
-from callqueue.ledger.settings import Party
-from callqueue.limits.budgets import Book, bind
+from callqueue.ledger import settings
 from callqueue.look import look
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, OpinionState
 from callqueue.permits import waiting
 from callqueue.permits.asking import Options
-from callqueue.permits.granted import Permit
 from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_call_sent, run_callqueue, travel
 from callqueue.transitions import Job
@@ -68,18 +65,6 @@ def test_permits_and_calls_are_charged_to_the_same_limit(rules: Rules, remote: V
     assert isinstance(refused.value, CallQueueError)
 
 
-def test_not_now_says_until_when(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-    with callqueue.permit("r"):
-        pass
-    with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
-        pytest.fail("over the limit")
-    assert refused.value.until is not None
-    assert timezone.now() + timedelta(minutes=59) < refused.value.until
-    assert refused.value.until < timezone.now() + timedelta(minutes=62)
-    assert CallQueue.objects.count() == 1, "what was refused leaves nothing"
-
-
 def test_a_permit_waits_by_the_clock_of_the_test(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     with travel() as clock:
@@ -94,19 +79,6 @@ def test_a_permit_waits_by_the_clock_of_the_test(rules: Rules) -> None:
     assert CallQueue.objects.count() == 2
 
 
-def test_a_slot_that_opens_a_little_later_is_waited_for_once(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-    monkeypatch.setattr(release_pass, "LEAD", 60.0)  # a process could spin for as long as that
-    with travel() as clock:
-        with callqueue.permit("r"):
-            pass
-        before = clock.now()
-        with callqueue.permit("r"):
-            assert timedelta(minutes=59) < clock.now() - before < timedelta(minutes=63)
-
-
 def test_what_goes_wrong_in_the_block_is_written_by_its_type_alone(rules: Rules) -> None:
     rules(r=Rule())
     with pytest.raises(ValueError, match="secret"), callqueue.permit("r"):
@@ -114,20 +86,6 @@ def test_what_goes_wrong_in_the_block_is_written_by_its_type_alone(rules: Rules)
     row = CallAttempt.objects.get()
     assert row.outcome == CallAttempt.Outcome.ERRORED and row.error_message == "ValueError"
     assert row.call.status == CallQueue.Status.FAILED and row.call.error_message == "ValueError"
-
-
-def test_a_permit_settles_for_what_it_cost(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens"), SlidingWindow("9/h")]))
-    with callqueue.permit("r", cost={"tokens": 90}) as permit:
-        permit.settle({"tokens": 10})
-    assert CallAttempt.objects.get().cost == {"calls": 1, "tokens": 10}
-    with callqueue.permit("r", cost={"tokens": 90}, wait=0) as permit:
-        pass
-    with pytest.raises(NotNow), callqueue.permit("r", cost={"tokens": 1}, wait=0):
-        pytest.fail("over the limit")
-    permit.settle({"tokens": 5})
-    with callqueue.permit("r", cost={"tokens": 85}, wait=0):
-        pass
 
 
 def test_a_permit_lays_a_hold_that_calls_and_permits_mind(rules: Rules, remote: Vendor) -> None:
@@ -142,14 +100,6 @@ def test_a_permit_lays_a_hold_that_calls_and_permits_mind(rules: Rules, remote: 
     with pytest.raises(NotNow, match="held") as refused, callqueue.permit("r", wait=0):
         pytest.fail("held")
     assert refused.value.until is not None and refused.value.until > timezone.now() + 25 * SECOND
-
-
-def test_a_permit_that_says_when_it_was_sent_has_that_instant(rules: Rules) -> None:
-    rules(r=Rule())
-    with callqueue.permit("r") as permit:
-        permit.sent()
-        row = CallAttempt.objects.get()
-        assert row.sent_at is not None and row.finished_at is None
 
 
 def test_in_flight_is_what_is_in_the_block(rules: Rules) -> None:
@@ -194,22 +144,6 @@ TOGETHER = {"a": Rule(limits=[ACCOUNT]), "b": Rule(limits=[ACCOUNT])}
 APART = {"a": Rule(limits=[ACCOUNT]), "b": Rule()}
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.usefixtures("trusted_workers")
-def test_what_only_a_process_that_takes_permits_charges_counts_for_dispensers(
-    rules: Rules, is_first: bool
-) -> None:
-    """In a deploy a rule leaves a shared limit, and a process that does not know takes a permit."""
-    rules(**TOGETHER)
-    apart = Process("apart", **APART)
-    if not is_first:
-        apart.joins()
-    with callqueue.permit("b", wait=0):
-        pass
-    send("a")
-    assert apart.goes() == {}
-
-
 @pytest.mark.usefixtures("trusted_workers")
 def test_dispensers_end_what_only_such_a_process_charged_and_it_comes_again(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
@@ -244,49 +178,6 @@ def test_settings_of_the_past_are_forgotten_without_any_dispenser(
             waiter = Waiter(Options("a", wait=0).wanted())
             waiter.step()
         assert OpinionState.objects.filter(lapsed_at=None).count() == 1
-
-
-@pytest.mark.usefixtures("trusted_workers")
-def test_who_takes_permits_hears_of_a_dispenser_that_was_away(rules: Rules) -> None:
-    strict = Rule(limits=[ACCOUNT])
-    before = Process("before", a=strict)
-    before.joins()
-    assert before.goes() == {}
-    before.leave()
-    rules(a=Rule(limits=[SlidingWindow("5/h", name="account")]))
-    with callqueue.permit("a", wait=0):
-        pass
-    again = Process("again", a=strict)
-    again.joins()
-    assert again.goes() == {}
-    with pytest.raises(NotNow), callqueue.permit("a", wait=0):
-        pytest.fail("a dispenser that is alive allows one")
-
-
-def test_processes_of_one_limit_lock_the_same_rows_and_go_by_all_limits(rules: Rules) -> None:
-    def party(rule: str, rate: str) -> tuple[Party, Book]:
-        return Party("default"), bind({rule: Rule(limits=[SlidingWindow(rate, name="account")])})
-
-    (one, own), (other, others) = party("c", "2/h"), party("b", "1/h")
-    other.join(others)
-    book, again = one.join(own), other.brought_up(others, is_outdated=True)
-    assert book.version == again.version
-    assert book.groups["c"] == again.groups["b"] == ("b", "c")
-    for found in (book, again):
-        limits = [budget.limit.capacity for budget in found.budgets["c"]]
-        assert sorted(limits) == [1, 2]
-
-
-def test_a_limit_that_this_version_does_not_know_admits_no_permit(rules: Rules) -> None:
-    """Another process states it, of a newer version of callqueue."""
-    rules(a=Rule(limits=[SlidingWindow("9/h")]), b=Rule())
-    newer = {"a": [{"kind": "LeakyBucket", "rate": "1/m"}], "b": []}
-    now = ledger_time.now("default")
-    OpinionState.objects.create(digest="f" * 16, limits=newer, seen_at=now)
-    with pytest.raises(NotNow), callqueue.permit("a", wait=0):
-        pytest.fail("nobody knows what the limit allows")
-    with callqueue.permit("b", wait=0):
-        pass
 
 
 @pytest.mark.usefixtures("trusted_workers")
@@ -434,34 +325,6 @@ def test_a_pass_that_charges_a_permit_knows_that_it_is_open(rules: Rules) -> Non
     assert look.open_attempts == look.untold_attempts == CallAttempt.objects.open().count() == 1
 
 
-def test_a_cost_that_was_changed_by_hand_is_what_it_is_charged_with(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("10/h")]))
-    control.pause("default", "r")
-    one = new_waiter()
-    one.step()
-    CallQueue.objects.update(cost=5)
-    control.resume("default", "r")
-    job = pass_now(one)
-    assert isinstance(job, Job)
-    permit = Permit("default", job)
-    permit.end_with(permit.ended(None))
-    assert CallAttempt.objects.get().cost == 5
-
-
-def test_forecasts_know_the_permits_that_go_before(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-    with callqueue.permit("r"):
-        pass
-    call = send("r")
-    waiters = [new_waiter(priority=n) for n in (0, 1)]
-    for one in waiters:
-        one.step()
-    assert waiting_rows().count() == 2 and call.forecast().position == 2
-    for one in waiters:
-        one.withdraw()
-    assert call.forecast().position == 1
-
-
 def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:
     rules(r=Rule(), s=Rule())
     taken = partial(assert_call_sent, method="permit")
@@ -476,15 +339,20 @@ def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:
         taken(count=2)
 
 
-def test_permits_are_shown_as_calls(rules: Rules) -> None:
+def test_permits_are_shown_as_calls_and_forecasts_know_them(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     with callqueue.permit("r", label="refund"):
-        waiter = new_waiter()
-        waiter.step()
+        call = send("r")
+        waiters = [new_waiter(priority=n) for n in (0, 1)]
+        for one in waiters:
+            one.step()
         seen = look("default")
         shown = seen.rule("r")
-        waiter.withdraw()
-    assert (shown.flight.count, shown.waits.ready, shown.limits[0].used) == (1, 1, 1)
+        assert call.forecast().position == 2
+        for one in waiters:
+            one.withdraw()
+        assert call.forecast().position == 1
+    assert (shown.flight.count, shown.waits.ready, shown.limits[0].used) == (1, 3, 1)
     assert not seen.workers, "who takes permits is no worker of a queue"
 
 

@@ -18,7 +18,7 @@ from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.ledger import ready_calls
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.models import CallQueue
 from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter, now
 from callqueue.testing import travel
 from callqueue.transitions import Job
@@ -87,17 +87,6 @@ def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rul
     assert len(asked) == 1, "a look is one statement"
 
 
-def test_who_is_far_behind_looks_seldom_though_others_go(rules: Rules) -> None:
-    rules(r=Rule(limits=[Concurrency(1)]))
-    with callqueue.permit("r"):
-        near = waiter()
-        for _ in range(20):
-            waiter()
-        far = waiter()
-        pauses = [one.step() for one in (near, far)]
-        assert pauses[0] <= LOOK < 2 * LOOK < pauses[1], pauses
-
-
 def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
     """Those of another key before it are blocked by that, and take nothing of the limit of all."""
     rules(r=Rule(limits=[SlidingWindow("3/10s"), SlidingWindow("1/h", per="key")]))
@@ -148,21 +137,6 @@ def test_a_slot_that_opens_early_is_found_soon(rules: Rules, how: str) -> None:
     assert isinstance(pass_now(one), Job)
 
 
-def test_not_now_says_what_a_permit_then_waits_for(rules: Rules) -> None:
-    """`until` of one that others go before: when it should have its turn after them."""
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-    with travel() as clock:
-        with callqueue.permit("r"):
-            taken = clock.now()
-        ahead = waiter(key="a")
-        with pytest.raises(NotNow) as refused, callqueue.permit("r", key="a", wait=0):
-            pytest.fail("over the limit")
-        until = refused.value.until
-        assert until is not None
-        assert timedelta(hours=2) < until - taken < timedelta(hours=2.1)
-        ahead.withdraw()
-
-
 def test_not_now_counts_what_the_permit_costs(rules: Rules) -> None:
     """Behind one that costs little, what costs all of the limit has its turn a window later."""
     rules(r=Rule(limits=[SlidingWindow("4/h", unit="tokens")]))
@@ -179,17 +153,6 @@ def test_not_now_counts_what_the_permit_costs(rules: Rules) -> None:
         ahead.withdraw()
     assert timedelta(hours=1) <= until[1] < timedelta(hours=1.1)
     assert timedelta(hours=2) <= until[4] < timedelta(hours=2.2)
-
-
-@pytest.mark.parametrize("wait", [0.1, 0.9])
-def test_nobody_waits_for_longer_than_he_said(rules: Rules, wait: float) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-    with callqueue.permit("r"):
-        pass
-    one = new_waiter(wait=wait)
-    pause = one.step()
-    assert isinstance(pause, float) and pause <= wait
-    one.withdraw()
 
 
 def test_a_pass_for_a_permit_looks_at_no_call_that_goes_after_it(
@@ -241,20 +204,6 @@ def test_one_that_does_not_wait_gives_up_soon_where_others_are_in_its_way(
             pytest.fail("somebody else has the rule")
         assert clock.now() - before < timedelta(seconds=1.5)
     assert not waiting_rows().exists()
-
-
-def test_one_that_died_stands_in_nobodys_way_for_longer_than_it_would_have_waited(
-    rules: Rules,
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/s")]))
-    with travel() as clock:
-        with callqueue.permit("r"):
-            pass
-        waiter(wait=0.3)
-        send("r")
-        clock.forward(1.5)
-        assert len(release_pass.release("default", ["r"]).released) == 1
-        assert not CallAttempt.objects.filter(call__method="permit").open().exists()
 
 
 @pytest.mark.parametrize("waits", ["permits", "calls", "both"])
