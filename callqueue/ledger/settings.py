@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from callqueue import conf, database, events, tables
-from callqueue.clocks import Reading, Us
+from callqueue.clocks import Reading
 from callqueue.database import from_us, to_us
 from callqueue.ledger import ledger_time, rule_rows, transaction
 from callqueue.limits.budgets import Book
@@ -73,9 +73,9 @@ class Party:
             rule_rows.ensure(self.using, {rule for one in after.opinions.values() for rule in one})
             return after
 
-        after, now = _restated(self.using, state)
+        after = _restated(self.using, state)
         self._own, self.digest = own, digest
-        self.book = after.book(own, now)
+        self.book = after.book(own)
         return self.book
 
     def heartbeat(self) -> bool:
@@ -168,14 +168,13 @@ def book_in_force(using: str, own: Book | None = None, *, at: int | None = None)
     """What is in force, for those who only look: with what all others hold, and by default this
     process's settings. `at`: the version, by who has read it.
 
-    One statement without it, and three more where it has changed since the last look.
+    One statement without it, and two more where it has changed since the last look.
     """
     own = own or conf.current().book
     at = version(using) if at is None else at
     kept = _books.get(using)
     if kept is None or kept[0] != at or kept[1] is not own:
-        now = to_us(ledger_time.now(using)) if at else Us(0)
-        book = (read(using) if at else Stated()).book(own, now)
+        book = (read(using) if at else Stated()).book(own)
         kept = _books[using] = (at, own, book)
     return kept[2]
 
@@ -245,17 +244,29 @@ def set_rate(using: str, limit: str, rate: str | None) -> None:
         time.sleep(PAUSE if busy else 0.0)
 
 
-def _restated(using: str, change: Callable[[Stated, Reading], Stated]) -> tuple[Stated, Us]:
-    """What all processes say once it is changed, and when that was."""
+def forget_lapsed(using: str, now: datetime) -> None:
+    """Forget the opinions that lapsed so long ago that no limit counts what was charged by them."""
 
-    def once() -> tuple[Stated, Stated, Us]:
+    def work() -> None:
+        stated = _locked(using)
+        oldest = from_us(to_us(now) - LATE - stated.longest_window)
+        if tables.opinions(using).filter(lapsed_at__lt=oldest).delete()[0]:
+            _raise_version(using, stated.version, now)
+
+    transaction.untimed(using, work)
+
+
+def _restated(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
+    """What all processes say once it is changed."""
+
+    def once() -> tuple[Stated, Stated]:
         with database.writing(using):
-            before, reading = _locked(using), ledger_time.read(using)
-            return before, change(before, reading), reading.at
+            before = _locked(using)
+            return before, change(before, ledger_time.read(using))
 
-    before, after, now = transaction.timed(using, once)
+    before, after = transaction.timed(using, once)
     _tell(using, before, after)
-    return after, now
+    return after
 
 
 def _locked(using: str) -> Stated:
@@ -303,9 +314,7 @@ def _changed(
             rows.create(digest=digest, **held)
     rows.filter(pk__in=gone).update(lapsed_at=now)
     at = _raise_version(using, before.version, now)
-    after = _stated(using, at, before.rates)
-    rows.filter(lapsed_at__lt=from_us(to_us(now) - LATE - after.longest_window)).delete()
-    return after
+    return _stated(using, at, before.rates)
 
 
 def _raise_version(using: str, before: int, now: datetime, **changed: object) -> int:

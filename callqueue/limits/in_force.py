@@ -16,7 +16,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.clocks import Us
-from callqueue.limits.budgets import Book, Budget, Former, groups_of, with_rate
+from callqueue.limits.budgets import Book, Budget, groups_of, with_rate
 from callqueue.limits.kinds import DAY, KINDS, SECOND, Limit
 from callqueue.limits.rules import Rule
 
@@ -43,9 +43,9 @@ class Stated:
     lapsed: Sequence[tuple[Opinion, Us]] = ()
     rates: Mapping[str, str] = field(default_factory=dict)
 
-    def book(self, own: Book, now: Us) -> Book:
-        """What is in force at `now` (microseconds) for a process with these settings: its own
-        limits, and those of all opinions.
+    def book(self, own: Book) -> Book:
+        """What is in force for a process with these settings: its own limits, and those of all
+        opinions.
 
         A limit counts every rule that any of them counts in it, and where they differ in it, all
         must admit a call. Of one version, every process that has stated its opinion finds the same
@@ -55,7 +55,7 @@ class Stated:
         digest = digest_of(mine)
         union = _Union([mine, *(self.opinions[d] for d in self.opinions if d != digest)], self)
         limits = union.limits.items()
-        budgets = {settings_id: limit.budgets(settings_id, now) for settings_id, limit in limits}
+        budgets = {settings_id: limit.budgets(settings_id) for settings_id, limit in limits}
         return Book(
             rules={**dict.fromkeys(union.ids, Rule()), **own.rules},
             budgets={
@@ -83,7 +83,7 @@ class Stated:
         """The longest in which any limit that anybody stated counts what was charged to it."""
         every = [*self.opinions.values(), *(opinion for opinion, _ in self.lapsed)]
         by_place = {str(place): opinion for place, opinion in enumerate(every)}
-        book = Stated(opinions=by_place, rates=self.rates).book(Book({}, {}, {}), Us(0))
+        book = Stated(opinions=by_place, rates=self.rates).book(Book({}, {}, {}))
         return max((budget.limit.window_us for budget in book.all_budgets()), default=0)
 
 
@@ -96,23 +96,20 @@ class _Joint:
     rules: set[str] = field(default_factory=set)
     is_unreadable: bool = False
 
-    def budgets(self, settings_id: str, now: Us) -> list[Budget]:
+    def budgets(self, settings_id: str) -> list[Budget]:
         """One for each variant; where there are several, each with an id of its own."""
         rules = tuple(sorted(self.rules))
+        former = tuple(sorted((rule, at) for rule, at in self.past.items() if rule not in rules))
         return [
             Budget(
                 settings_id if len(self.variants) == 1 else f"{settings_id}~{digest[:6]}",
                 variant,
                 rules,
-                self._former(now - LATE - variant.window_us),
+                former,
                 settings_id,
             )
             for digest, variant in self.variants.items()
         ]
-
-    def _former(self, oldest: Us) -> tuple[Former, ...]:
-        former = ((rule, until) for rule, until in self.past.items() if rule not in self.rules)
-        return tuple(sorted((rule, until) for rule, until in former if until > oldest))
 
 
 class _Union:

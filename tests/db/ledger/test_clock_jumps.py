@@ -300,6 +300,7 @@ def test_a_lease_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.Monk
     """time.monotonic stands still then; a worker that wakes past its lease must not send."""
     job: Any = SimpleNamespace(slot_opens=lambda: None, lease_ends=clocks.monotonic() + 90)
     job.sound_rule, job.call = Rule(total_timeout=60), SimpleNamespace(rule="r")
+    job.clearance = None
     request.SlotGate(job).wait()
     awake = time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 3600)

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from django.db.models import F
 from django.test import override_settings
 from django.urls import reverse
 from django.utils import timezone
@@ -33,9 +34,11 @@ from callqueue.dispatch.release_pass import release
 from callqueue.history import audit
 from callqueue.ledger import ledger_time, settings
 from callqueue.limits.budgets import bind
+from callqueue.limits.in_force import LATE
+from callqueue.limits.kinds import SECOND
 from callqueue.look import look
 from callqueue.look.doctor import Facts, examined
-from callqueue.maintenance import recovery
+from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, OpinionState, SettingsState
 from tests.db.commands import run
 from tests.support.dispensers import Process
@@ -272,6 +275,22 @@ def test_opinions_outlive_the_row_of_the_settings(waiting: Any) -> None:
 
 def shared(rate: str = "10/m") -> SlidingWindow:
     return SlidingWindow(rate, name="account")
+
+
+def test_what_has_lapsed_is_forgotten_once_no_limit_counts_it(waiting: Any) -> None:
+    waiting(a=1)
+    before = Process("before", a=Rule(limits=[shared()]), b=Rule(limits=[shared()]))
+    after = Process("after", a=Rule(limits=[shared()]))
+    before.joins()
+    after.joins()
+    before.leave()
+    lapsed = OpinionState.objects.filter(lapsed_at__isnull=False)
+    for ago, left in ((LATE, ["b"]), (120 * SECOND, [])):
+        lapsed.update(lapsed_at=F("lapsed_at") - timedelta(microseconds=ago))
+        cleanup.clean("default")
+        (budget,) = settings.book_in_force("default", after.book).budgets["a"]
+        assert [rule for rule, _ in budget.former] == left
+    assert not lapsed.exists()
 
 
 def test_what_is_open_of_a_rule_that_left_a_limit_is_charged_once_to_those_it_has(

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.limits.budgets import Book, bind
 from callqueue.limits.in_force import (
-    LATE,
     LINGERS,
     OF_NOBODY,
     Opinion,
@@ -63,7 +62,7 @@ def plain(limit: Limit) -> str:
 
 @given(books())
 def test_alone_a_dispenser_goes_by_its_own_settings(book: Book) -> None:
-    found = Stated(opinions=opinions_of(book)).book(book, NOW)
+    found = Stated(opinions=opinions_of(book)).book(book)
     for rule, budgets in book.budgets.items():
         assert [(b.id, b.limit, sorted(b.rules), b.former) for b in budgets] == [
             (b.id, b.limit, sorted(b.rules), b.former) for b in found.budgets[rule]
@@ -76,7 +75,7 @@ def test_alone_a_dispenser_goes_by_its_own_settings(book: Book) -> None:
 def test_every_limit_of_every_opinion_holds_for_all_that_it_counts(all_books: list[Book]) -> None:
     opinions = opinions_of(*all_books)
     for mine in all_books:
-        found = Stated(opinions=opinions).book(mine, NOW)
+        found = Stated(opinions=opinions).book(mine)
         for book in all_books:
             for rule, budgets in book.budgets.items():
                 for budget in budgets:
@@ -92,7 +91,7 @@ def test_every_limit_of_every_opinion_holds_for_all_that_it_counts(all_books: li
 @given(st.lists(books(), min_size=2, max_size=4))
 def test_all_that_take_part_find_the_same_budgets_and_groups(all_books: list[Book]) -> None:
     stated = Stated(version=7, opinions=opinions_of(*all_books))
-    found = [stated.book(book, NOW) for book in all_books]
+    found = [stated.book(book) for book in all_books]
     assert all(one.groups == found[0].groups for one in found)
     assert all(
         {b.id: b for b in one.all_budgets()} == {b.id: b for b in found[0].all_budgets()}
@@ -104,9 +103,9 @@ def test_all_that_take_part_find_the_same_budgets_and_groups(all_books: list[Boo
 def test_nobody_charges_by_settings_that_are_not_in_force() -> None:
     one, other = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (1, 2))
     stated = Stated(version=7, opinions=opinions_of(one))
-    assert stated.book(one, NOW).version == 7
-    assert stated.book(other, NOW).version == OF_NOBODY
-    assert Stated(version=7).book(other, NOW).version == 7, "there are no others"
+    assert stated.book(one).version == 7
+    assert stated.book(other).version == OF_NOBODY
+    assert Stated(version=7).book(other).version == 7, "there are no others"
 
 
 @given(st.lists(st.lists(books(), min_size=1, max_size=2), min_size=2, max_size=6), st.data())
@@ -119,7 +118,7 @@ def test_what_was_charged_to_a_named_limit_counts_in_it_from_then_on(
     stated, lapsed, at = Stated(), dict[str, tuple[Opinion, int]](), NOW
     released = list[tuple[str, str, int]]()
     for alive in history:
-        book = stated.book(alive[0], at)  # a pass that is under way while they come and lapse
+        book = stated.book(alive[0])  # a pass that is under way while they come and lapse
         at += data.draw(st.sampled_from([1000, LINGERS, DAY // 2]))
         opinions = opinions_of(*alive)
         lapsed |= {d: (stated.opinions[d], at) for d in stated.opinions.keys() - opinions.keys()}
@@ -132,7 +131,7 @@ def test_what_was_charged_to_a_named_limit_counts_in_it_from_then_on(
             for budget in budgets
             if budget.limit.name
         ]
-        for budget in stated.book(alive[0], at).all_budgets():
+        for budget in stated.book(alive[0]).all_budgets():
             for limit, rule, instant in released:
                 assert budget.known_as != limit or budget.counts(rule, instant)
 
@@ -143,13 +142,11 @@ def test_a_rule_that_left_a_limit_counts_until_the_last_pass_that_charged_it() -
     one = bind({"a": Rule(limits=[account]), "b": Rule()})
     lapsed = [(opinion_of(both), NOW - 500), (opinion_of(both), NOW), (opinion_of(one), NOW + 9)]
     stated, until = Stated(opinions=opinions_of(one), lapsed=lapsed), NOW + LINGERS
-    (budget,) = stated.book(one, NOW).budgets["a"]
+    (budget,) = stated.book(one).budgets["a"]
     assert budget.former == (("b", until),)
     assert (budget.counts("b", until), budget.counts("b", until + 1)) == (True, False)
-    (budget,) = stated.book(one, until + LATE + DAY).budgets["a"]
-    assert budget.former == (), "forgotten when nothing of it can count"
     back = Stated(opinions=opinions_of(both, one), lapsed=lapsed)
-    assert back.book(one, NOW).budgets["a"][0].former == ()
+    assert back.book(one).budgets["a"][0].former == ()
 
 
 def test_opinions_are_remembered_for_as_long_as_any_limit_counts() -> None:
@@ -167,7 +164,7 @@ def test_opinions_are_remembered_for_as_long_as_any_limit_counts() -> None:
 )
 def test_a_limit_of_another_version_is_not_read_as_none(data: dict[str, Any]) -> None:
     book = bind({"a": Rule(limits=[SlidingWindow("5/m")]), "b": Rule()})
-    found = Stated(opinions={"other": {"a": [data], "b": []}}).book(book, NOW)
+    found = Stated(opinions={"other": {"a": [data], "b": []}}).book(book)
     assert found.unreadable == {"a"}
     assert [b.limit for b in found.budgets["a"]] == [SlidingWindow("5/m")]
 

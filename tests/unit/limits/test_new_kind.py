@@ -44,5 +44,5 @@ def test_dispensers_agree_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = Spaced("4/h", per="key")
     book = bind({"r": Rule(limits=[limit])})
     opinions = {digest_of(opinion_of(book)): opinion_of(book)}
-    found = Stated(opinions=opinions).book(bind({}), NOON)
+    found = Stated(opinions=opinions).book(bind({}))
     assert [budget.limit for budget in found.budgets["r"]] == [limit]
