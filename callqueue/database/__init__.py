@@ -26,7 +26,6 @@ from callqueue.database.connections import (
     persist,
     raw_connection,
 )
-from callqueue.database.dialects import dialect, is_mysql, is_sqlite
 from callqueue.database.notify import (
     TOLD,
     can_listen,
@@ -53,6 +52,7 @@ from callqueue.database.statements import (
     Columns,
     again_after_deadlock,
     begins_with,
+    dialect,
     distinct_next,
     distinct_pairs,
     end_if_silent,
@@ -60,7 +60,9 @@ from callqueue.database.statements import (
     free_ids,
     in_any_transaction,
     in_transaction,
+    is_mysql,
     is_nested,
+    is_sqlite,
     json_number_sql,
     listed,
     loaded,

@@ -21,9 +21,9 @@ from django.db.models.base import ModelState
 from django.db.models.expressions import DatabaseDefault
 from django.db.models.signals import post_init, pre_init
 
-from callqueue.database.dialects import is_postgresql
 from callqueue.database.statements import (
     free_ids,
+    is_postgresql,
     listed,
     places,
     quoted,

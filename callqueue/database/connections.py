@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from callqueue import events
-from callqueue.database.dialects import is_postgresql, is_sqlite
-from callqueue.database.statements import in_transaction, rows
+from callqueue.database.statements import in_transaction, is_postgresql, is_sqlite, rows
 
 T = TypeVar("T")
 PAUSES = 0.02, 2.0  # seconds before the third try, and the longest between two

@@ -11,8 +11,7 @@ from typing import Any
 
 from django.db import connections
 
-from callqueue.database.dialects import is_postgresql
-from callqueue.database.statements import rows, run
+from callqueue.database.statements import is_postgresql, rows, run
 from callqueue.states import PERMIT
 
 CHANNEL = "callqueue_sent"

@@ -15,8 +15,7 @@ from django.db.models import Func
 from django.utils.deconstruct import deconstructible
 
 from callqueue.clocks import Us
-from callqueue.database.dialects import dialect, is_sqlite
-from callqueue.database.statements import rows
+from callqueue.database.statements import dialect, is_sqlite, rows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)

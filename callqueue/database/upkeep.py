@@ -8,9 +8,17 @@ from typing import NamedTuple
 
 from django.db import NotSupportedError, connections
 
-from callqueue.database.dialects import dialect, is_mysql, is_postgresql, is_sqlite
 from callqueue.database.notify import SILENCE
-from callqueue.database.statements import places, quoted, rows, run
+from callqueue.database.statements import (
+    dialect,
+    is_mysql,
+    is_postgresql,
+    is_sqlite,
+    places,
+    quoted,
+    rows,
+    run,
+)
 
 _FIND = {
     "postgresql": """
