@@ -78,7 +78,7 @@ def open_stage(source: str) -> Iterator[Stage]:
 
             connections["default"].close()
             connections["default"].settings_dict["NAME"] = database
-            call_command("migrate", verbosity=0)
+            call_command("migrate", run_syncdb=True, verbosity=0)
             from tests.support.processes import Processes
 
             processes = Processes(broker)

@@ -47,7 +47,7 @@ def migrated(server: private.Postgres) -> private.Postgres:
         "CALLQUEUE_TEST_PG_URL": server.url,
         "CALLQUEUE_TEST_DB_NAME": TEMPLATE,
     }
-    command = [sys.executable, "-m", "django", "migrate", "--verbosity=0"]
+    command = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity=0"]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
     return server
 

@@ -105,7 +105,7 @@ def _migrate(name: str) -> None:
     from django.core.management import call_command
     from django.db import connections
 
-    call_command("migrate", verbosity=0)
+    call_command("migrate", run_syncdb=True, verbosity=0)
     connections.close_all()
 
 
