@@ -122,37 +122,10 @@ def test_what_another_worker_consumes_is_published_to_it(
     assert not never_begun.exists()
 
 
-def test_the_process_that_releases_is_killed_and_another_goes_on(
-    processes: Processes, vendor: Recorder, send: Callable[..., list[CallQueue]]
+def test_a_process_that_computes_leaves_it_to_another_and_all_to_a_dispenser(
+    processes: Processes, send: Callable[..., list[CallQueue]], tmp_path: Path
 ) -> None:
-    worker = processes.worker("one", concurrency=3)
-    killed = pid_that_releases(send)
-    name = releasing()[0].name
-    send(150, "/delay?s=0.1")
-    wait_until(lambda: vendor.count() >= 40, 30)
-    os.kill(killed, signal.SIGKILL)
-    died = time.monotonic()
-    (after,) = send(1)
-    assert made_by(after) != killed
-    wait_for_all(60)
-    gap = longest_gap([arrival.at for arrival in vendor.arrivals() if arrival.at > died - 1])
-    with verdict():
-        arrived = Counter(arrival.query["n"] for arrival in vendor.arrivals())
-        assert set(arrived.values()) == {1}, "made twice"
-        ended = Counter(CallQueue.objects.values_list("status", flat=True))
-        assert set(ended) <= {Status.DONE, Status.UNKNOWN}
-        assert ended[Status.UNKNOWN] <= 8 + 32, "only what was in flight in that process"
-        assert [one.name for one in releasing()] == [name], "the worker goes on releasing"
-    never_over([arrival.at for arrival in vendor.arrivals()], 50, 1.0)
-    with on_a_quiet_machine():
-        assert gap < 5, gap
-    assert worker.is_alive()
-
-
-def test_a_process_that_computes_leaves_it_to_another(
-    processes: Processes, vendor: Recorder, send: Callable[..., list[CallQueue]], tmp_path: Path
-) -> None:
-    """One of the same worker; and once all of them compute, one of another worker."""
+    """To one of the same worker; and once all of them compute, to one of another worker."""
     first = processes.worker("one", "computing", concurrency=2)
     path = tmp_path / "computes"
     computes = [pid_that_releases(send)]
@@ -167,34 +140,48 @@ def test_a_process_that_computes_leaves_it_to_another(
     wait_until(lambda: [one.kind for one in releasing()] == ["worker"], 20)
     wait_until(lambda: pid_that_releases(send) in second.children(), 10)
     path.unlink()  # they may stop
-
-
-@pytest.mark.parametrize("how", ["stopped", "none of its threads may run"])
-def test_a_process_that_can_say_nothing_leaves_it_to_another_of_its_worker(
-    processes: Processes, send: Callable[..., list[CallQueue]], tmp_path: Path, how: str
-) -> None:
-    processes.worker("one", "computing", concurrency=2)
-    silent = pid_that_releases(send)
-    if how == "stopped":
-        os.kill(silent, signal.SIGSTOP)
-    else:
-        keep_busy(processes, tmp_path / "holds", silent, "tests.hold")
-    assert pid_that_releases(send) != silent
-    os.kill(silent, signal.SIGCONT)
-    assert pid_that_releases(send) != silent
-
-
-def test_a_dispenser_goes_first(processes: Processes, send: Callable[..., list[CallQueue]]) -> None:
-    worker = processes.worker("one")
-    pid_that_releases(send)
     dispenser = processes.dispenser()
     wait_until(lambda: [one.kind for one in releasing()] == ["steady"], 20)
     (call,) = send(1)
-    assert made_by(call) in worker.children()
+    assert made_by(call) in {*first.children(), *second.children()}
     attempt = CallAttempt.objects.get(call=call)
     assert attempt.started_at > attempt.released_at
     assert dispenser.stop() == 0
     wait_until(lambda: [one.kind for one in releasing()] == ["worker"], 20)
+
+
+def test_a_process_that_can_say_nothing_or_is_killed_leaves_it_to_another_of_its_worker(
+    processes: Processes, vendor: Recorder, send: Callable[..., list[CallQueue]], tmp_path: Path
+) -> None:
+    """It is stopped; none of its threads may run; it is killed, with calls of its own in flight."""
+    worker = processes.worker("one", "computing", concurrency=3)
+    stopped = pid_that_releases(send)
+    os.kill(stopped, signal.SIGSTOP)
+    held = pid_that_releases(send)
+    assert held != stopped
+    os.kill(stopped, signal.SIGCONT)
+    keep_busy(processes, tmp_path / "holds", held, "tests.hold")
+    killed, seat = pid_that_releases(send), releasing()[0].name
+    assert killed != held
+    before = vendor.count()
+    send(150, "/delay?s=0.1")
+    wait_until(lambda: vendor.count() >= before + 40, 30)
+    os.kill(killed, signal.SIGKILL)
+    died = time.monotonic()
+    assert pid_that_releases(send) != killed
+    wait_for_all(60)
+    arrivals = [arrival.at for arrival in vendor.arrivals()]
+    with verdict():
+        arrived = Counter(arrival.query["n"] for arrival in vendor.arrivals())
+        assert set(arrived.values()) == {1}, "made twice"
+        ended = Counter(CallQueue.objects.values_list("status", flat=True))
+        assert set(ended) <= {Status.DONE, Status.UNKNOWN}
+        assert ended[Status.UNKNOWN] <= 8 + 32, "only what was in flight in that process"
+        assert [one.name for one in releasing()] == [seat], "the worker goes on releasing"
+    never_over(arrivals, 50, 1.0)
+    with on_a_quiet_machine():
+        assert longest_gap([at for at in arrivals if at > died - 1]) < 5
+    assert worker.is_alive()
 
 
 def test_processes_that_are_replaced_and_told_to_go_leave_nothing_unknown(

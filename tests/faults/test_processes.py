@@ -143,25 +143,6 @@ def _unknown_were_sent(stage: Stage) -> None:
             assert str(stage.numbers[pk]) in arrived, story
 
 
-def test_a_pool_child_is_killed_in_the_middle_of_a_message(stage: Stage) -> None:
-    """What was answered is recorded; what was on the wire is UNKNOWN, and nothing else."""
-    stage.rule(FULL * 2, total=6.0)
-    for path in ("/hold/k", "/ok") * (
-        FULL // 8
-    ):  # some of either in every message, however many it carries
-        stage.send(4, path=path, method="post")
-    worker = stage.worker(concurrency=1)
-    stage.dispenser()
-    stage.vendor.wait_for(FULL)  # all that were begun have been sent
-    wait_until(lambda: CallQueue.objects.done().exists(), 20)
-    for child in worker.children():
-        os.kill(child, signal.SIGKILL)
-    stage.worker(concurrency=4)
-    stage.release_until_all_have_ended()
-    stage.judge()
-    _unknown_were_sent(stage)
-
-
 @pytest.mark.slow
 def test_sums_go_on_after_a_kill(stage: Stage) -> None:
     """Under load: what the last dispenser had added up stays, and the next one adds what it had
@@ -217,22 +198,31 @@ def test_one_that_is_told_to_go_ends_cleanly_and_another_goes_on(stage: Stage, k
 
 
 SLOW = pytest.mark.slow  # prefork is what most run; the other pools are for `make faults`
-POOLS = ["prefork", *(pytest.param(pool, marks=SLOW) for pool in ("threads", "solo", "gevent"))]
+ENDS = [("prefork", "is killed"), ("prefork", "is told"), *(pytest.param(pool, "is told", marks=SLOW) for pool in ("threads", "solo", "gevent"))]  # fmt: skip
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_a_worker_is_told_to_go_at_once_in_the_middle_of_a_message(stage: Stage, pool: str) -> None:
-    """Only what was on the wire is UNKNOWN. Told to go politely, it waits: test_calls_in_flight."""
+@pytest.mark.parametrize(("pool", "how"), ENDS)
+def test_a_worker_ends_at_once_in_the_middle_of_a_message(
+    stage: Stage, pool: str, how: str
+) -> None:
+    """What was answered is recorded; what was on the wire is UNKNOWN, and nothing else. Told to go
+    politely, it waits: test_calls_in_flight.
+    """
     stage.rule(FULL * 2, total=6.0)
-    stage.send(FULL // 2, path="/delay?s=1.5", method="post")
-    stage.send(FULL // 2, path="/ok", method="post")
-    worker = stage.worker(concurrency=4, pool=pool)
+    for path in ("/hold/k", "/ok") * (FULL // 8):  # some of either in every message
+        stage.send(4, path=path, method="post")
+    worker = stage.worker(concurrency=1, pool=pool)
     stage.dispenser()
-    stage.vendor.wait_for(20)
-    worker.process.send_signal(signal.SIGQUIT)
-    worker.wait(30)
+    stage.vendor.wait_for(FULL)  # all that were begun have been sent
+    wait_until(lambda: CallQueue.objects.done().exists(), 20)
+    if how == "is killed":
+        for child in worker.children():
+            os.kill(child, signal.SIGKILL)
+    else:
+        worker.process.send_signal(signal.SIGQUIT)
+        worker.wait(30)
     stage.worker(concurrency=4)
-    stage.wait_for_all(60)
+    stage.release_until_all_have_ended()
     stage.judge()
     _unknown_were_sent(stage)
 
