@@ -16,14 +16,11 @@ from callqueue.execution import claim, executor, recorder, request
 from callqueue.handlers import Context
 from callqueue.models import CallQueue
 from tests.support.behaviour import Vendor, release, run, send
+from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
 QUICK = Retry(base=0.0, jitter=False)
-
-
-def fresh(call: CallQueue) -> CallQueue:
-    return CallQueue.objects.get(pk=call.pk)
 
 
 def test_a_call_that_succeeds_is_done(rules: Rules, remote: Vendor) -> None:
@@ -68,15 +65,6 @@ def test_a_failed_attempt_is_retried_and_nothing_of_it_is_erased(
     assert (call.status, call.failed_count) == (Status.DONE, 2)
     said = [(a.number, a.response_status) for a in call.attempts.all()]
     assert said == [(1, 500), (2, 503), (3, 200)]
-
-
-def test_after_the_last_attempt_it_has_failed(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=Retry(max_attempts=2, base=0.0, jitter=False)))
-    remote.answers["/"] = 500
-    call = send("r")
-    run(), run(), run()
-    call = fresh(call)
-    assert (call.status, call.failed_count, call.attempts.count()) == (Status.FAILED, 2, 2)
 
 
 def test_a_retry_waits_for_its_backoff(rules: Rules, remote: Vendor) -> None:
@@ -209,19 +197,6 @@ def test_mail_is_sent(rules: Rules) -> None:
     assert said == (["a@example.com"], ["c@example.com"], "Hello")
 
 
-def test_waiting_calls_of_a_removed_rule_fail_with_the_reason(rules: Rules) -> None:
-    rules(r=Rule(), gone=Rule())
-    call = send("gone")
-    rules(r=Rule())
-    run()
-    assert fresh(call).status == Status.NEW  # a newer release may know the rule: ours waits
-    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(seconds=11))
-    run()
-    call = fresh(call)
-    assert call.status == Status.FAILED
-    assert "gone" in call.error_message
-
-
 def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
     waiting, released = (
@@ -236,22 +211,6 @@ def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Ven
     executor.execute("default", list(call.attempts.values_list("pk", flat=True)))
     assert fresh(waiting).status == fresh(released).status == Status.EXPIRED
     assert remote.requests == []
-
-
-def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    told: list[tuple[int, str]] = []
-
-    def listen(call_id: int, status: str, **_: Any) -> None:
-        told.append((call_id, status))
-        raise RuntimeError("a listener's own")
-
-    remote.answers["/bad"] = 404
-    done, failed = send("r"), send("r", "/bad")
-    callqueue.call_finished.connect(listen)
-    run()
-    callqueue.call_finished.disconnect(listen)
-    assert sorted(told) == [(done.pk, "done"), (failed.pk, "failed")]
 
 
 def in_an_hour() -> Any:

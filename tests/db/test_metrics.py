@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from callqueue import Rule, SlidingWindow, control, database, metrics, states
 from callqueue.history import sums
 from callqueue.ledger import ledger_time
-from callqueue.models import CallAttempt, CallQueue, Sum
+from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
@@ -192,20 +192,3 @@ def test_the_dashboard_and_the_alerts_ask_for_what_there_is_and_say_what_to_do()
     end(states.SUCCEEDED, states.DONE, waited=1, took=1)
     count_up()
     assert named <= {name[0] for name in scraped()}
-
-
-def test_no_counter_falls_when_what_it_counted_is_deleted() -> None:
-    def counters() -> dict[tuple[str, ...], float]:
-        names = ("callqueue_attempts_total", "callqueue_wait_seconds_", "callqueue_answer_seconds_")
-        return {name: value for name, value in scraped().items() if name[0].startswith(names)}
-
-    end(states.SUCCEEDED, states.DONE, waited=2.0, took=0.2)
-    end(states.GAVE_UP, states.FAILED, waited=0.0, took=0.01)
-    count_up()
-    before = counters()
-    assert before["callqueue_attempts_total", "succeeded", "r"] == 1
-    CallAttempt.objects.all().delete()
-    CallQueue.objects.all().delete()
-    sums.keep("default")
-    Sum.objects.exclude(width=sums.EVER).delete()
-    assert counters() == before

@@ -21,16 +21,13 @@ from callqueue.models import CallAttempt, CallQueue
 from callqueue.states import Move
 from callqueue.transitions import Job, Result
 from tests.support.behaviour import release, send
+from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
 Way = Callable[[CallQueue, Rules], Any]  # tries to move a call
 LATE = timedelta(minutes=1)
 TRIED = {"failed_count": 1}
-
-
-def fresh(call: CallQueue) -> CallQueue:
-    return CallQueue.objects.get(pk=call.pk)
 
 
 def put(call: CallQueue, status: int, **more: Any) -> None:

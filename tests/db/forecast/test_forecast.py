@@ -142,13 +142,3 @@ def test_a_forecast_makes_the_same_number_of_statements_whatever_waits(
         calls[0].forecast()
     with django_assert_num_queries(len(few)):
         calls[-1].forecast()
-
-
-def test_workers_that_send_late_make_it_later(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("10/s")]))
-    now = ledger_time.now("default")
-    began, late = now - timedelta(minutes=5), timedelta(seconds=1)
-    made(*[began] * 10, sent_at=began + late, finished_at=began + 2 * late)
-    CallQueue.objects.send_many([URL] * 101, rule="r")
-    found = CallQueue.objects.order_by("-pk")[0].forecast()
-    assert seconds_from_now(found.release_at) == pytest.approx(10 * (1 + 1.05), rel=0.1)

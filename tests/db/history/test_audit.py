@@ -104,16 +104,6 @@ def test_since_leaves_out_what_ended_before(rules: Rules) -> None:
     assert limits(run("audit", "--json", "--since", "2h").document)[0]["highest"] == 5
 
 
-def test_the_worst_key_is_the_one_reported(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("5/s", per="key"), SlidingWindow("9/s", per="workspace")]))
-    paced(3, 0.1, key="a")
-    paced(4, 0.1, key="b")
-    paced(2, 0.1, key='{"channel":"C","workspace":"T"}')
-    by_key, by_workspace = limits(run("audit", "--json").document)
-    assert (by_key["highest"], by_key["value"]) == (4, "b")
-    assert by_workspace["highest"] == 7
-
-
 def test_pages_are_read_without_missing_or_doubling_any(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,21 +169,6 @@ def test_what_ended_just_now_is_added_with_what_ended_before_it(clock: Clock) ->
     assert [sum(part) for part in (ever().waits, ever().answers)] == [0, 1]
 
 
-def test_what_is_recorded_late_is_added_when_it_is_settled(clock: Clock) -> None:
-    keep()
-    end = clock.now
-    attempt(end)
-    clock.go_on(60)
-    keep()
-    attempt(end, states.LOST)
-    clock.go_on(HOUR_S)
-    keep()
-    assert (ever().sent, ever().lost) == (1, 0)
-    settled(clock)
-    assert (ever().sent, ever().failed, ever().lost) == (2, 1, 1)
-    assert of("pay", QUARTER_S) == ever()
-
-
 def test_what_was_deleted_before_it_is_settled_stays_counted(clock: Clock) -> None:
     """Though others of its quarter of an hour are recorded late."""
     keep()

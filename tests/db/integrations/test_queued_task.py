@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from celery import chain, chord, current_app, group, shared_task
 from celery.exceptions import Ignore
-from django.db import transaction
 from django.utils import timezone
 
 import callqueue
@@ -143,13 +142,6 @@ def test_delay_queues_a_call_and_the_task_runs_when_it_is_admitted(callqueue_sen
     assert fresh(call).status == Status.DONE
     assert json.loads(last_attempt(call).response_body) == {"repo": "callqueue", "page": 2}
     assert (result.state, result.result) == ("SUCCESS", {"repo": "callqueue", "page": 2})
-
-
-def test_it_takes_part_in_the_callers_transaction() -> None:
-    with transaction.atomic():
-        fetch.delay("a")
-        transaction.set_rollback(True)
-    assert not CallQueue.objects.exists()
 
 
 def test_key_cost_and_unique_key_come_from_the_arguments() -> None:
@@ -419,14 +411,6 @@ def test_a_chord_needs_a_result_backend_as_in_celery() -> None:
 
 
 # --- With a result backend
-
-
-@pytest.mark.usefixtures("results")
-def test_results_are_stored_under_the_tasks_id() -> None:
-    result = add.delay(20, 22)
-    run_callqueue()
-    assert result.get(timeout=1) == 42
-    assert current_app.AsyncResult(result.id).result == 42
 
 
 @pytest.mark.usefixtures("results")

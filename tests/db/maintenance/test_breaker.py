@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue import Breaker, Retry, Rule, control, events, states
+from callqueue import Breaker, Retry, Rule, events, states
 from callqueue.execution import executor
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, Hold
@@ -42,12 +42,6 @@ def fail(remote: Vendor, count: int, status: int = 500) -> None:
 
 def in_force() -> list[Hold]:
     return list(Hold.objects.filter(source="breaker", until__gt=ledger_time.now("default")))
-
-
-def test_there_is_no_breaker_unless_a_rule_has_one(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=NEVER))
-    fail(remote, 30)
-    assert not Hold.objects.exists()
 
 
 def test_so_many_failures_in_a_row_hold_the_rule_and_say_so(
@@ -143,14 +137,6 @@ def test_what_was_in_flight_before_the_hold_does_not_trip_it_after_that(
         slow.refresh_from_db()
         assert slow.status == states.FAILED
         assert not in_force()
-
-
-def test_an_operator_may_resume_the_rule_at_once(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2)))
-    fail(remote, 2)
-    assert control.resume("default", "r") == 1
-    send("r"), send("r")
-    assert len(release()) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -180,10 +179,29 @@ def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
     assert provider.asked == []
 
 
-def test_two_workers_never_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = unknown()
-    assert reconcile._claim("default", call)
-    assert not reconcile._claim("default", call)
+@pytest.mark.usefixtures("transactional_db")
+def test_while_one_worker_asks_no_other_asks_of_the_rule_and_of_others_as_ever(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a hook that hangs takes a slot with every message, until there are none for calls."""
+    asked: list[str] = []
+
+    def ask(call: CallQueue) -> Succeeded:
+        asked.append(call.rule)
+        if asked == ["hangs"]:
+            assert not reconcile._claim("default", call)
+            assert reconcile.queues_wanted("default") == ["two"]
+            assert reconcile.ask_due("default") == 1
+            with monkeypatch.context() as patched:  # it looked just before
+                patched.setattr(reconcile, "_free_rules", lambda using: ["hangs"])
+                assert reconcile.ask_due("default") == 0
+        return Succeeded()
+
+    rules(hangs=Rule(reconcile=ask, queues="one"), other=Rule(reconcile=ask, queues="two"))
+    for rule in ("hangs", "hangs", "other"):
+        unknown(rule)
+    assert reconcile.ask_due("default") == 2
+    assert asked == ["hangs", "other", "hangs"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -237,59 +255,6 @@ def test_who_makes_all_calls_asks_in_one_thread_whatever_their_queues(
     with broker.in_this_process():
         Dispenser(publish=lambda *_: True).run_once()
     assert sent[5:] == ["a"]
-
-
-class Hanging:
-    """Two rules' hooks: that of `slow` hangs until the test says so, that of `quick` does not."""
-
-    def __init__(self) -> None:
-        self.hangs, self.goes = threading.Event(), threading.Event()
-        self.asked: list[str] = []
-
-    def __call__(self, call: CallQueue) -> Any:
-        self.asked.append(call.rule)
-        if call.rule == "slow":
-            self.hangs.set()
-            assert self.goes.wait(30)
-        return Succeeded()
-
-
-@pytest.fixture
-def hanging(rules: Rules) -> Iterator[Hanging]:
-    """A worker that asks of the rule `slow`, and hangs."""
-    hook = Hanging()
-    rules(slow=Rule(reconcile=hook, queues="one"), quick=Rule(reconcile=hook, queues="two"))
-    for _ in range(3):
-        unknown("slow")
-    with ThreadPoolExecutor() as pool:
-        worker = pool.submit(_asking)
-        try:
-            assert hook.hangs.wait(30)
-            yield hook
-        finally:
-            hook.goes.set()
-            worker.result(30)
-
-
-def _asking() -> int:
-    try:
-        return reconcile.ask_due("default")
-    finally:
-        connection.close()
-
-
-@pytest.mark.usefixtures("transactional_db")
-def test_while_a_hook_hangs_no_other_worker_asks_of_its_rule_and_of_others_as_ever(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it takes a slot with every message, until there are none for anybody's calls."""
-    assert reconcile.queues_wanted("default") == []
-    unknown("quick")
-    assert reconcile.queues_wanted("default") == ["two"]
-    assert reconcile.ask_due("default") == 1
-    monkeypatch.setattr(reconcile, "_free_rules", lambda using: ["slow"])  # it looked just before
-    assert reconcile.ask_due("default") == 0
-    assert hanging.asked == ["slow", "quick"]
 
 
 @pytest.mark.usefixtures("transactional_db")

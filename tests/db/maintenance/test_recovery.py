@@ -5,7 +5,6 @@ transactions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, callbacks, database, transitions
+from callqueue import Retry, Rule, SlidingWindow, callbacks, database
 from callqueue import broker as messages
-from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import claim, executor, judging, recorder
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
@@ -66,36 +63,6 @@ def test_what_no_worker_began_waits_again_and_was_not_charged(rules: Rules) -> N
     assert list(call.attempts.values_list("number", flat=True)) == [1, 2]
 
 
-def test_what_no_worker_began_on_one_queue_goes_by_the_next(rules: Rules) -> None:
-    queues = ["a", "b", "c"]
-    rules(default=Rule(queues=queues, limits=[SlidingWindow("10/s", per="queue")]))
-    call = send()
-    for _ in range(4):
-        assert release() == [call]
-        overdue()
-        recovery.recover("default")
-    gone = list(call.attempts.order_by("number").values_list("queue", flat=True))
-    assert set(gone[:3]) == set(queues)
-    assert gone[3] == gone[0]
-
-
-def test_what_no_worker_began_keeps_its_failures(rules: Rules, remote: Vendor) -> None:
-    rules(default=Rule(limits=[WIDE], retry=SOON))
-    remote.answers["/"] = 500
-    call = send()
-    behaviour.run()
-    behaviour.run()
-    assert state(call) == Status.ERROR
-    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(seconds=1), ready=True)
-    release()
-    overdue()
-    recovery.recover("default")
-    assert state(call) == Status.ERROR
-    assert call.failed_count == 2
-    assert behaviour.run() == 1
-    assert state(call) == Status.FAILED
-
-
 def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
     """A hundred thousand calls for next week: the index ends the search at now, on PostgreSQL as
     elsewhere.
@@ -137,55 +104,10 @@ def test_what_fell_silent_ends_as_on_lost_says_and_is_charged_from_its_end(
     assert release() == []
 
 
-def test_what_fell_silent_again_and_again_fails(rules: Rules) -> None:
-    """A call that takes its worker with it every time: bounded by the rule's Retry."""
-    rules(default=Rule(limits=[WIDE], on_lost="retry", retry=SOON))
-    call = send()
-    for _ in range(3):
-        CallQueue.objects.filter(pk=call.pk).update(
-            due_at_dt=timezone.now() - timedelta(seconds=1), ready=True
-        )
-        begun(call)
-        recovery.recover("default")
-    assert state(call) == Status.FAILED
-    assert call.attempts.count() == 3
-
-
 # --- The fence
 
 
-def test_a_record_after_recovery_changes_nothing(rules: Rules, remote: Vendor) -> None:
-    """A worker that comes back past its lease: its answer is refused."""
-    rules(default=Rule(limits=[WIDE]))
-    call = send()
-    attempt = release() and call.attempts.get()
-
-    def too_late() -> int:
-        overdue()
-        recovery.recover("default")
-        return 200
-
-    remote.answers["/"] = too_late
-    executor.execute("default", [attempt.pk])
-    assert state(call) == Status.UNKNOWN
-    attempt.refresh_from_db()
-    assert (attempt.outcome, attempt.response_status) == ("lost", None)
-
-
 # --- The broker refuses
-
-
-def test_a_refused_publish_is_undone_at_once(rules: Rules) -> None:
-    rules(default=Rule(limits=[SlidingWindow("3/h")]))
-    calls = [send() for _ in range(3)]
-
-    def refuse(using: str, messages: Any) -> None:
-        transitions.undo(using, [pk for _, ids in messages for pk in ids])
-        raise publisher.BrokerAway("refused")
-
-    Dispenser(publish=refuse).run_once()
-    assert {state(call) for call in calls} == {Status.NEW}
-    assert release() == calls, "what never left was charged"
 
 
 # --- Callbacks
@@ -243,23 +165,6 @@ def test_a_savepoint_takes_only_its_own_calls_with_it(rules: Rules, transactiona
             transaction.set_rollback(True)
         again = send(unique_key="inner")
     assert list(CallQueue.objects.order_by("pk")) == [outer, again]
-
-
-def test_a_call_is_not_seen_before_it_is_committed(rules: Rules, transactional_db: None) -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("one writer at a time: the other thread would wait")
-    rules(default=Rule(limits=[WIDE]))
-
-    def dispense() -> int:
-        try:
-            return Dispenser(publish=lambda *_: True).run_once()
-        finally:
-            connection.close()
-
-    with transaction.atomic(), ThreadPoolExecutor() as pool:
-        call = send()
-        assert pool.submit(dispense).result(60) == 0
-    assert release() == [call]
 
 
 # --- A database that is older than it was
@@ -364,16 +269,3 @@ def test_a_call_whose_expiry_is_put_off_as_it_is_about_to_end_waits_on(
     assert recovery.expire("default") == 1
     ends = dict(CallQueue.objects.values_list("pk", "status"))
     assert ends == {call.pk: Status.NEW, other.pk: Status.EXPIRED}
-
-
-def test_a_record_changes_nothing_of_a_call_that_is_out_with_another_attempt(rules: Rules) -> None:
-    """Other code has sent it on its way again, while its first attempt was still its worker's."""
-    rules(r=Rule(limits=[WIDE], retry=SOON))
-    call = send("r")
-    release()
-    (job,) = claim.begin("default", list(call.attempts.values_list("pk", flat=True)))
-    CallQueue.objects.update(status=Status.NEW, ready=True)
-    release()
-    recorder.record("default", [judging.failed(job, "no answer")])
-    call.refresh_from_db()
-    assert (call.status, call.last_attempt, call.failed_count) == (Status.DISPATCHED, 2, 0)

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -23,7 +22,6 @@ from callqueue.exceptions import CallQueueError
 from callqueue.execution import wire
 from callqueue.execution.connection import Refused
 from callqueue.handlers import HTTP_METHODS
-from callqueue.limits.kinds import FixedWindow, TokenBucket
 from callqueue.models import CallQueue
 from callqueue.security import secrets
 from callqueue.security.secrets import Secret
@@ -400,25 +398,3 @@ def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(
         )
         with suppress(Refused):
             wire._prepared(stored.method, params)
-
-
-NUMBERS = st.one_of(
-    st.integers(-(10**30), 10**30).map(str), st.text("0123456789.eE+-_ ", max_size=8), st.just("")
-)
-RATES = st.one_of(
-    st.text(max_size=20),
-    st.builds("{}/{}{}".format, NUMBERS, NUMBERS, st.sampled_from(["", *"smhdw", "ms", "S"])),
-)
-
-
-@given(rate=RATES | st.none() | st.integers() | st.floats(allow_nan=True) | st.binary(max_size=5))
-def test_a_limit_of_any_text_is_a_limit_or_refused(rate: Any) -> None:
-    """Never another error, and never a limit that admits nothing or has no end."""
-    for make_limit in (SlidingWindow, FixedWindow, lambda r: TokenBucket(r, burst=3)):
-        try:
-            limit = make_limit(rate)
-        except ImproperlyConfigured as error:
-            assert str(error)
-            continue
-        assert limit.capacity >= 1
-        assert 0 < limit.window_us <= 366 * 86_400 * 1_000_000 * 10

@@ -5,19 +5,12 @@ way.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from asgiref.testing import ApplicationCommunicator
-from django.core.handlers.asgi import ASGIHandler
 from django.db import connections, router
-from django.http import HttpRequest, JsonResponse
-from django.test import override_settings
-from django.urls import path, set_urlconf
 
 from callqueue import Rule
 from callqueue.exceptions import InvalidCall
@@ -28,15 +21,6 @@ from callqueue.testing import assert_call_sent, calls_sent, fake_transport, run_
 Rules = Callable[..., None]
 URL = "https://api.example.com/"
 CALL = {"method": "post", "params": {"url": URL}}
-
-
-async def queue_one(request: HttpRequest) -> JsonResponse:
-    call = await CallQueue.objects.asend(CALL, rule="default", key="of a view")
-    assert call is not None
-    return JsonResponse({"call": call.pk}, status=202)
-
-
-urlpatterns = [path("queue/", queue_one)]
 
 
 def in_a_loop(work: Any) -> Any:
@@ -77,52 +61,6 @@ def test_asend_many_queues_as_send_many_does(rules: Rules) -> None:
     calls = in_a_loop(CallQueue.objects.asend_many(items, batch_size=2, key="k"))
     assert [call.key for call in calls] == ["k", "own", "k"]
     assert CallQueue.objects.count() == 3
-
-
-@pytest.mark.django_db(transaction=True)
-def test_asends_side_by_side_are_all_queued(rules: Rules) -> None:
-    rules(default=Rule())
-
-    async def many() -> None:
-        await asyncio.gather(*(CallQueue.objects.asend(CALL, key=str(n)) for n in range(10)))
-
-    in_a_loop(many())
-    assert CallQueue.objects.count() == 10
-
-
-@pytest.fixture
-def own_urls() -> Iterator[None]:
-    """This module's URLs. The handler names them for its context, which an event loop hands back to
-    its caller.
-    """
-    with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[]):
-        yield
-    set_urlconf(None)
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("own_urls")
-def test_an_asgi_view_queues_a_call(rules: Rules) -> None:
-    rules(default=Rule())
-
-    async def ask() -> dict[str, Any]:
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/queue/",
-            "query_string": b"",
-            "headers": [(b"host", b"testserver")],
-        }
-        server = ApplicationCommunicator(ASGIHandler(), scope)
-        await server.send_input({"type": "http.request", "body": b""})
-        start = await server.receive_output(5)
-        body = await server.receive_output(5)
-        with suppress(asyncio.CancelledError):
-            await server.wait(5)
-        return {"status": start["status"], "body": json.loads(body["body"])}
-
-    answer = in_a_loop(ask())
-    assert answer == {"status": 202, "body": {"call": CallQueue.objects.get(key="of a view").pk}}
 
 
 class Router:

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.utils import timezone
 
 import callqueue
@@ -15,13 +14,10 @@ from callqueue import Rule, SlidingWindow
 from callqueue.exceptions import IllegalTransition, InvalidCall, NotAllowed, UnknownRule
 from callqueue.models import CallQueue
 from tests.support.behaviour import Vendor, release, run, send
+from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
-
-
-def fresh(call: CallQueue) -> CallQueue:
-    return CallQueue.objects.get(pk=call.pk)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +54,6 @@ def test_while_an_unfinished_call_carries_the_key_send_returns_it(
         fresh(first).requeue(again=True)
     CallQueue.objects.filter(pk=second.pk).update(status=Status.CANCELLED)
     assert send("r", unique_key="order-1") not in (first, second)
-
-
-def test_send_takes_part_in_the_callers_transaction(rules: Rules) -> None:
-    rules(r=Rule())
-    with transaction.atomic():
-        send("r")
-        transaction.set_rollback(True)
-    assert not CallQueue.objects.exists()
 
 
 def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None:

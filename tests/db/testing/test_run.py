@@ -1,9 +1,10 @@
-"""run_callqueue: releases and makes calls in this process."""
+"""run_callqueue: releases and makes calls in this process; travel: what time it is for the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from celery import current_app
 from celery.signals import import_modules
 from django.db import transaction
 from django.test import TestCase, override_settings
+from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, broker, control, handlers
-from callqueue.models import CallAttempt, CallQueue
+from callqueue import Retry, Rule, SlidingWindow, broker, control, database, handlers
+from callqueue.models import CallQueue
 from callqueue.testing import (
+    Clock,
     FakeTransport,
     answer,
     calls_sent,
@@ -107,20 +110,6 @@ def test_a_handler_that_breaks_the_tests_transaction_fails_it_at_once(
             run_callqueue()
 
 
-def test_a_handlers_result_that_is_no_json_is_kept_as_text(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(
-        handlers._registered, "odd", lambda params, context: {(1, 2): "a tuple for a key"}
-    )
-    rules(default=Rule())
-    call = CallQueue.objects.send({"method": "odd", "params": {}})
-    assert call is not None
-    run_callqueue()
-    (attempt,) = CallAttempt.objects.filter(call=call)
-    assert (status_of(call), "a tuple for a key" in attempt.response_body) == (Status.DONE, True)
-
-
 def test_waits_can_be_skipped(rules: Rules, callqueue_transport: FakeTransport) -> None:
     rules(default=Rule(limits=[SlidingWindow("2/h")], retry=Retry(base=60.0, jitter=False)))
     callqueue_transport.add(f"{URL}/pay", [500, 200])
@@ -197,3 +186,54 @@ def _discovered_by_workers(name: str, is_eager: bool) -> Iterator[None]:
     finally:
         current_app.conf.task_always_eager = False
         import_modules.disconnect(discover)
+
+
+def test_later_a_limit_has_room_again(rules: Rules, callqueue_transport: FakeTransport) -> None:
+    rules(default=Rule(limits=[SlidingWindow("2/h")]))
+    callqueue_transport.default = 200
+    for _ in range(5):
+        send()
+    assert run_callqueue() == 2
+    with travel(minutes=30):
+        assert run_callqueue() == 0
+    with travel(hours=1, seconds=1) as clock:
+        assert run_callqueue() == 2
+        clock.forward(hours=1, seconds=1)
+        assert run_callqueue() == 1
+
+
+def test_a_call_that_is_due_later_goes_later(
+    rules: Rules, callqueue_transport: FakeTransport, callqueue_clock: Clock
+) -> None:
+    rules(default=Rule())
+    callqueue_transport.default = 200
+    call = send(not_before=timezone.now() + timedelta(days=2))
+    assert run_callqueue() == 0
+    callqueue_clock.forward(days=1)
+    assert run_callqueue() == 0
+    callqueue_clock.forward(days=1)
+    assert run_callqueue() == 1
+    assert status_of(call) == Status.DONE
+
+
+def test_rows_and_timezone_now_are_of_the_clocks_time(rules: Rules) -> None:
+    rules(default=Rule())
+    real = timezone.now()
+    with travel(days=10):
+        assert timezone.now() - real > timedelta(days=9)
+        call = CallQueue.objects.get(pk=send().pk)
+        assert abs(call.created_dt - database.clock("default")) < timedelta(minutes=1)
+        (row,) = CallQueue.objects.due()
+        assert row == call
+    assert timezone.now() - real < timedelta(days=1)
+    assert not CallQueue.objects.due()
+    assert database.clock("default") - real < timedelta(days=1)
+
+
+def test_travelling_to_an_instant_and_back(db: None) -> None:
+    noon = timezone.now().replace(hour=12) + timedelta(days=3)
+    with travel(to=noon) as clock:
+        assert abs(clock.now() - noon) < timedelta(minutes=1)
+        with travel(hours=-1):
+            assert abs(clock.now() - noon) > timedelta(minutes=59)
+        assert abs(clock.now() - noon) < timedelta(minutes=1)
