@@ -31,40 +31,38 @@ def test_the_list_shows_each_call_with_its_status_and_last_error(
         assert shown in text
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ("status__exact=4", {"failed"}),
-        ("status__exact=0", {"new", "other"}),
-        ("rule__exact=pay", {"failed", "new"}),
-        ("rule__exact=pay&status__exact=4", {"failed"}),
-        ("q=tenant-1", {"failed"}),
-        ("q=order-1", {"other"}),
-        ("q=tenant", {"failed"}),
-        ("q=enant-1", set()),
-        ("q=Tenant", set()),
-        ("q=order", set()),
-        ("q=order-1&status__exact=4", set()),
-        ("q=tenant&status__exact=4&rule__exact=pay", {"failed"}),
-        ("q=tena_t", set()),
-        ("q=%25", set()),
-        ("q=vendor.example/v1", set()),
-        ("q={new.pk}", {"new"}),
-        ("q={new.idempotency_key}", {"new"}),
-        ("q={other.idempotency_key.hex}", {"other"}),
-    ],
-)
-def test_filters_and_search_find_exactly_what_they_name(
-    rules: Rules, root: Client, query: str, found: set[str]
-) -> None:
+FOUND: list[tuple[str, set[str]]] = [
+    ("status__exact=4", {"failed"}),
+    ("status__exact=0", {"new", "other"}),
+    ("rule__exact=pay", {"failed", "new"}),
+    ("rule__exact=pay&status__exact=4", {"failed"}),
+    ("q=tenant-1", {"failed"}),
+    ("q=order-1", {"other"}),
+    ("q=tenant", {"failed"}),
+    ("q=enant-1", set()),
+    ("q=Tenant", set()),
+    ("q=order", set()),
+    ("q=order-1&status__exact=4", set()),
+    ("q=tenant&status__exact=4&rule__exact=pay", {"failed"}),
+    ("q=tena_t", set()),
+    ("q=%25", set()),
+    ("q=vendor.example/v1", set()),
+    ("q={new.pk}", {"new"}),
+    ("q={new.idempotency_key}", {"new"}),
+    ("q={other.idempotency_key.hex}", {"other"}),
+]
+
+
+def test_filters_and_search_find_exactly_what_they_name(rules: Rules, root: Client) -> None:
     rules(pay=Rule(), ship=Rule())
     calls = {
         "failed": ended(Status.FAILED, rule="pay", key="tenant-1", path="/v1/charges?a=tenant"),
         "new": send("pay", path="/v1/charges/7"),
         "other": send("ship", unique_key="order-1"),
     }
-    text = text_of(root.get(f"{reverse(CHANGELIST)}?{query.format(**calls)}"))
-    assert {name for name, call in calls.items() if page_of(call) in text} == found
+    for query, found in FOUND:
+        text = text_of(root.get(f"{reverse(CHANGELIST)}?{query.format(**calls)}"))
+        assert {name for name, call in calls.items() if page_of(call) in text} == found, query
 
 
 @pytest.mark.parametrize("counted", [1000, 4])
