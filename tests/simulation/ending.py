@@ -76,12 +76,12 @@ class Ending:
     def judge(self) -> None:
         """Let the judge see everything."""
         world, server, judge = self.world, self.world.stage.server, self.world.judge
-        columns = "id, error_message, outcome, send_at, sent_at, finished_at"
+        columns = "id, call_id, error_message, outcome, started_at, send_at, sent_at, finished_at"
         found = server.ask(f"SELECT {columns} FROM callqueue_callattempt ORDER BY id")
         ahead = world.stage.doors.shown() - self.scheduler.now
         attempts = {
-            pk: Ended(why, outcome, *(at and server.instant(at) - ahead for at in instants))
-            for pk, why, outcome, *instants in found
+            pk: Ended(call, why, outcome, *(at and server.instant(at) - ahead for at in instants))
+            for pk, call, why, outcome, *instants in found
         }
         rows = server.ask("SELECT id, status, error_message, due_at_dt FROM callqueue_callqueue")
         shown = world.stage.doors.shown()

@@ -18,6 +18,7 @@ FINAL = (3, 4, 5, 6, 7)
 TRIES = 3  # as settings of runs say
 PAUSE = round(0.08 * MICRO)  # after a first error, a tenth of a second but for what clocks err
 SILENT = "the worker fell silent"  # as recovery says
+LEASE, LEASE_OF_PERMITS = 2 * MICRO - 10, round(1.2 * MICRO) - 10  # at least, as settings say
 PATIENT = 1 * MICRO  # microseconds for which an answer is waited for at least
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 EXACT = 2  # microseconds by which two clocks are rounded
@@ -26,8 +27,10 @@ EXACT = 2  # microseconds by which two clocks are rounded
 class Ended(NamedTuple):
     """An attempt at the end of a run, as its row says. Instants are microseconds of true time."""
 
+    call: int
     why: str
     outcome: str
+    started_at: int | None
     send_at: int | None
     sent_at: int | None
     finished_at: int | None
@@ -55,7 +58,6 @@ class Fates:
                 made[request.attempt or 0] += 1
                 if outcome.get(request.attempt or 0) == "voided":
                     self.facts.complain(f"attempt {request.attempt} was voided, and made")
-            self._judge_rest(request, outcome.get(request.attempt or 0))
             if request.attempt in attempts and not self.facts.was_set:
                 self._judge_instants(request, attempts[request.attempt or 0])
         self._judge_room(requests)
@@ -112,12 +114,17 @@ class Fates:
             facts.complain(f"{what} is said to be answered before it was")
 
     def _judge_losses(self, attempts: dict[int, Ended]) -> None:
-        """Nobody is taken for dead before his lease has ended."""
+        """Nobody is taken for dead before his lease has ended, which begins with his slot; and who
+        had a permit is not given it again.
+        """
+        last = {one.call: pk for pk, one in attempts.items()}
         for pk, one in attempts.items():
+            if one.outcome == "lost" and one.call not in self.facts.by_pk and pk < last[one.call]:
+                self.facts.complain(f"attempt {pk} of a permit was lost, and another was made")
             release = self.facts.releases.get(pk)
             if one.why.startswith(SILENT) and release is not None and not self.facts.was_set:
-                lasted = (one.finished_at or 0) - release.at
-                if lasted < PATIENT:
+                lasted = (one.finished_at or 0) - max(one.started_at or 0, one.send_at or 0)
+                if lasted < (LEASE if release.call in self.facts.by_pk else LEASE_OF_PERMITS):
                     self.facts.complain(f"attempt {pk} was lost after {lasted / MICRO:.3f} s")
 
     def _is_well(self, process: Process) -> bool:
@@ -129,12 +136,6 @@ class Fates:
         by = {one.by for one in self.facts.releases.values() if one.call == call.pk}
         is_well = not by & (self.facts.hampered | self.facts.killed)
         return is_well and all(process.kind == "maker" for process in by)
-
-    def _judge_rest(self, request: Request, outcome: str | None) -> None:
-        """What an answer asked for was written down, where the answer was."""
-        is_recorded = outcome not in (None, "", "lost", "voided") and request.told_at is not None
-        if is_recorded and request.wants_rest and self._is_well(request.process):
-            self.facts.complain(f"an answer to {request.token} asked for a rest, and nobody heard")
 
     def _judge_repeats(self, call: CallOf, sent: list[Request]) -> None:
         errors = [one for one in sent if one.told_at is not None and one.status == 500]

@@ -29,6 +29,7 @@ PLOTS = (
     ("hold", "hold"), ("cancel", "requeue"), ("jump", "jump"), ("wipe", "rate"), ("grip", "kill"),
     ("term", "cut"), ("deploy", "freeze"), ("grip", "stall"), ("jump", "refuse"),
 )  # fmt: skip
+SLOWNESS = (1, 1, 40)  # of people
 
 
 @dataclass
@@ -140,14 +141,15 @@ def _some(world: World, draw: Any) -> int | None:
 
 
 def _with_call(world: World, draw: Any, name: str, do: Callable[[int], None]) -> None:
-    pk = _some(world, draw)
+    """Somebody does something to a call. What he has seen of it may be old by then."""
+    pk, slowness = _some(world, draw), draw.choice(SLOWNESS)
 
     def act() -> None:
         if pk is not None:
             with cuts_allowed():
                 do(pk)
 
-    world.cast.act(name, 0.0, act)
+    world.cast.act(name, 0.0, act).slowness = slowness
 
 
 def _hold(world: World, draw: Any) -> None:

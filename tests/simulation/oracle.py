@@ -158,6 +158,14 @@ class Judge:
             if scope is not None:
                 self.holds.append(Hold(self.calls[request.token].rule, *scope, now, until))
 
+    def note_rests(self, requests: list[Request], ended: set[int]) -> None:
+        """These attempts have ended: what their answers asked for was written down before."""
+        for request in requests:
+            is_heard = request.told_at is not None and request.process not in self.hampered
+            if request.wants_rest and is_heard and request.attempt in ended:
+                self.complain(f"an answer to {request.token} asked for a rest, and nobody heard")
+                request.wants_rest = 0.0
+
     def _scope(self, request: Request) -> tuple[str, str] | None:
         """What a hold covers: the narrowest that a limit of the rule is per and the call has; None
         where settings differ in that.

@@ -24,6 +24,10 @@ ASTRAY = (
     "ON c.id = a.call_id WHERE a.finished_at IS NULL "
     "AND NOT (c.status = 1 AND c.last_attempt = a.number) ORDER BY a.id"
 )
+ANSWERED = (
+    "SELECT id FROM callqueue_callattempt WHERE finished_at IS NOT NULL "
+    "AND outcome NOT IN ('', 'lost', 'voided')"
+)
 # where in the product a process may be hit: the beginning of a module and function
 PLACES = (
     "", "", "dispatch.", "dispatch.release_pass", "execution.claim", "execution.recorder",
@@ -168,6 +172,9 @@ class Statements:
             world.judge.note_ends([(pk, _tokens(cost)) for pk, cost in found], now)
         if has_held and not is_undone:
             world.judge.note_holds(world.provider.requests, process, now)
+        if has_ended and any(one.wants_rest for one in world.provider.requests):
+            found = world.stage.server.ask(ANSWERED)
+            world.judge.note_rests(world.provider.requests, {pk for (pk,) in found})
 
     def _judge_open(self) -> None:
         """Whose attempt is open is out, with this attempt: so it has one of them."""
