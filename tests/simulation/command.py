@@ -45,7 +45,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--story", action="store_true", help="print each statement of the run")
     parser.add_argument("--shrink", action="store_true", help="cut a failing run down")
-    parser.add_argument("--twice", action="store_true", help="run each seed twice, and compare")
+    parser.add_argument(
+        "--twice", type=int, nargs="?", const=1_000_000, default=0, metavar="COUNT",
+        help="run each seed, or the first ones of each process, twice, and compare",
+    )  # fmt: skip
     parser.add_argument("--fault", default="", help="one of the faults of faults.txt, put back in")
     parser.add_argument("--faults", action="store_true", help="look for each of them")
     parser.add_argument("--scene", action="append", metavar="WORD", help="only such scenes")
@@ -135,12 +138,12 @@ def start(options: argparse.Namespace, name: str, seeds: list[int]) -> Any:
     command = [sys.executable, "-m", "tests.simulation", "--worker", name]
     command += [
         flag
-        for flag in ("--story", "--shrink", "--twice", "--until-found")
+        for flag in ("--story", "--shrink", "--until-found")
         if vars(options)[flag[2:].replace("-", "_")]
     ]
     command += ["--fault", options.fault] if options.fault else []
     command += [f"--scene={word}" for word in options.scene or ()]
-    command += [f"--runs={options.runs}"] if options.runs else []
+    command += [f"--runs={options.runs}", f"--twice={options.twice}"]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

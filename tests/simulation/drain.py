@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation import application, judged_use
+from tests.simulation import application, judged_use, permits
 from tests.simulation.judged_use import Backlog, Change
 from tests.simulation.oracle import Rate
 from tests.simulation.scheduler import MICRO
@@ -151,20 +151,11 @@ def _ask(world: World, draw: Any) -> None:
     """Somebody wants a permit, and does not wait for it for long."""
     import callqueue
     from callqueue.exceptions import NotNow
-    from tests.simulation.provider import Socket
 
-    rule, key = draw.choice(sorted(world.scene.rules)), draw.choice(world.scene.keys)
-    cost = draw.choice(world.scene.costs)
-    call = CallOf(world.token("p"), rule, key, cost, "get", world.scheduler.now)
-    world.judge.calls[call.token] = call
+    call, wait = permits.drawn(world, draw), draw.choice([0, 0.2, 0.5, 0.9])
     try:
-        with callqueue.permit(
-            rule, key=key, cost=cost, wait=draw.choice([0, 0.2, 0.5, 0.9])
-        ) as permit:
-            sock = Socket(world.provider)
-            world.provider.accept(sock, call.token)
-            assert sock.request is not None
-            sock.request.attempt = permit.attempt_id
+        with callqueue.permit(call.rule, key=call.key, cost=call.cost, wait=wait) as permit:
+            sock, _ = permits.sent(world, call, permit.attempt_id)
             sock.wait_readable(1.0)
             sock.close()
     except NotNow:

@@ -2,7 +2,7 @@
 them, one after the other: `python -m tests.simulation --faults`.
 
 In the table each has a line with its name, its module, and what else there is to say: within how
-many long runs it must be found, or that it is `unseen`; words, one of which the scenes' names have.
+many long runs it must be found; words, one of which the names of their scenes have.
 After "- " and "+ " stand what is changed and what it becomes; "@ " begins a change more. A text that
 is not there exactly once any more is an error: whoever changes the line changes it there.
 """
@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from types import CodeType
 from typing import Any, NamedTuple
 
-from tests.simulation.lengths import LONG_ONES
+from tests.simulation.scenes import LONG_ONES
 
 MOST = 20_000  # seeds whose scene is looked at
 RUNS = 100  # long ones, where nothing else is said
@@ -45,7 +45,6 @@ class Fault:
     changes: list[Change] = field(default_factory=list)
     runs: int = RUNS
     scenes: Sequence[str] = ("",)
-    is_unseen: bool = False
 
 
 def _table() -> dict[str, Fault]:
@@ -63,9 +62,7 @@ def _table() -> dict[str, Fault]:
             name, module, *more = line.split(" | ")
             found[name] = fault = Fault([Change(module, "", "")])
             for one in more:
-                if one == "unseen":
-                    fault.is_unseen = True
-                elif one.endswith(" runs"):
+                if one.endswith(" runs"):
                     fault.runs = int(one.removesuffix(" runs"))
                 else:
                     fault.scenes = one.split(", ")
@@ -94,7 +91,7 @@ def looked_for(
         finally:
             free.put(database)
 
-    wanted = [name for name, one in FAULTS.items() if options.fault in name and not one.is_unseen]
+    wanted = [name for name in FAULTS if options.fault in name]
     pool, running = ThreadPoolExecutor(len(databases)), list[Any]()
     try:
         yield from pool.map(look, wanted)

@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.cast import cuts_allowed
+from tests.simulation.provider import Request, Socket
 from tests.simulation.scheduler import MICRO, Process
 from tests.simulation.settings_of_runs import CallOf
 
 if TYPE_CHECKING:
-    from tests.simulation.provider import Request
     from tests.simulation.world import World
 
 SAFE = 0.5  # seconds of its lease that whoever sends has left, for the request to arrive in
@@ -21,22 +21,40 @@ class _Gone(Exception):
     """The block ends by an error of its own."""
 
 
+def drawn(world: World, draw: Any) -> CallOf:
+    """A call that somebody wants a permit for."""
+    rule, key = draw.choice(sorted(world.scene.rules)), draw.choice(world.scene.keys)
+    cost = draw.choice(world.scene.costs)
+    call = CallOf(world.token("p"), rule, key, cost, "get", world.scheduler.now)
+    world.judge.calls[call.token] = call
+    return call
+
+
+def sent(world: World, call: CallOf, attempt: int) -> tuple[Socket, Request]:
+    """Its request, which has just left, and the socket that waits for its answer."""
+    sock = Socket(world.provider)
+    world.provider.accept(sock, call.token)
+    request = sock.request
+    assert request is not None
+    request.attempt = attempt
+    return sock, request
+
+
 def take(world: World, process: Process, draw: Any) -> None:
     """Take one permit, and make one request within it."""
     import callqueue
     from callqueue.exceptions import NotNow
 
-    rule, key = draw.choice(sorted(world.scene.rules)), draw.choice(world.scene.keys)
-    asked = draw.choice(world.scene.costs)
-    call = CallOf(world.token("p"), rule, key, asked, "get", world.scheduler.now)
-    world.judge.calls[call.token] = call
-    wait, lease = draw.choice([0, 0, 0.5, 2.0, None]), draw.choice([None, 1.2])
+    call = drawn(world, draw)
+    how = {
+        "wait": draw.choice([0, 0, 0.5, 2.0, None]),
+        "lease": draw.choice([None, 1.2]),
+        "priority": draw.choice([None, 5]),
+    }
     try:
         with (
             cuts_allowed(),
-            callqueue.permit(
-                rule, key=key, cost=asked, wait=wait, lease=lease, priority=draw.choice([None, 5])
-            ) as permit,
+            callqueue.permit(call.rule, key=call.key, cost=call.cost, **how) as permit,
         ):
             request = _use(world, process, draw, call, permit)
         _settle_again(world, draw, request, permit)
@@ -57,8 +75,6 @@ def _settle_again(world: World, draw: Any, request: Request, permit: Any) -> Non
 
 
 def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -> Request:
-    from tests.simulation.provider import Socket
-
     scheduler = world.scheduler
     scheduler.tell(f"{call.token} has attempt {permit.attempt_id}")
     scheduler.sleep(draw.choice([0.0, 0.0, draw.uniform(0, 0.4)]))
@@ -75,11 +91,8 @@ def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -
     if world.scene.overspends and draw.random() < 0.5:
         used = call.charge("tokens") + draw.randint(1, 9)
         permit.settle({"tokens": used})
-    sock = Socket(world.provider)
-    world.provider.accept(sock, call.token)
-    request = sock.request
-    assert request is not None
-    request.attempt, request.used = permit.attempt_id, used
+    sock, request = sent(world, call, permit.attempt_id)
+    request.used = used
     if fate < 0.4:
         permit.sent()
     if 0.4 < fate < 0.5:

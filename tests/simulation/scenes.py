@@ -1,10 +1,10 @@
-"""The scenes that runs are drawn from: some with a name, for what two things do together, and mixed
-ones, in which any kinds of limits meet.
+"""What a run begins with: its scene, one with a name, for what two things do together, or a mixed one,
+in which any kinds of limits meet; and how long it is.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.simulation.settings_of_runs import LimitOf, RuleOf, Rules, Scene
@@ -17,6 +17,48 @@ KEYS: tuple[Any, ...] = (
 )
 QUEUES = ("q1", "q2")
 TIGHT = 0.01  # seconds of jitter
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of what there is more in a long run. Tuples are drawn from; times are seconds."""
+
+    troubled: float  # for so long misfortunes happen
+    quiet: float  # and nothing ends sooner than this after them
+    misfortunes: tuple[int, ...]
+    kinds: tuple[int, int]  # of misfortunes
+    dispensers: tuple[int, ...]
+    workers: tuple[int, ...]
+    makers: tuple[int, ...]  # where there are any, they are alone in every other run
+    senders: tuple[int, ...]  # how many calls one transaction sends
+    calls: tuple[int, int]
+    permits: tuple[int, ...]
+    probed: float  # how often it is asked what a run left behind
+
+
+LONG = Length(
+    troubled=3.5, quiet=1.0, misfortunes=(0, 1, 2, 3, 4, 6, 9), kinds=(1, 5),
+    dispensers=(1, 2, 2, 3), workers=(1, 2, 2), makers=(0, 0, 1, 2), senders=(1, 1, 2, 4),
+    calls=(4, 10), permits=(0, 0, 1, 2, 4), probed=1.0,
+)  # fmt: skip
+SHORT = Length(
+    troubled=0.8, quiet=0.1, misfortunes=(0, 1, 2, 2), kinds=(1, 2), dispensers=(1, 1, 2, 2),
+    workers=(1, 2, 2), makers=(0, 0, 1, 2), senders=(2, 3, 4), calls=(3, 5), permits=(0, 0, 0, 1),
+    probed=0.1,
+)  # fmt: skip
+LONG_ONES = 10
+
+
+def length_of(seed: int) -> Length:
+    """How long the run of this seed is: short ones are many, and every tenth is a long one."""
+    return SHORT if seed % LONG_ONES else LONG
+
+
+def drawn(draw: Any) -> Scene:
+    listed = named()
+    number = draw.randrange(len(listed) + 4)
+    scene = listed[number] if number < len(listed) else mixed(draw)
+    return tightened(scene) if draw.random() < 0.3 else scene
 
 
 def one(*limits: LimitOf, **more: Any) -> Rules:

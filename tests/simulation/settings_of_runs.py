@@ -104,15 +104,6 @@ class Scene:
         return rule in self.rules and self.rules[rule].settles
 
 
-def drawn(draw: Any) -> Scene:
-    from tests.simulation import scenes
-
-    named = scenes.named()
-    number = draw.randrange(len(named) + 4)
-    scene = named[number] if number < len(named) else scenes.mixed(draw)
-    return scenes.tightened(scene) if draw.random() < 0.3 else scene
-
-
 def callqueue_settings(rules: Rules) -> dict[str, Any]:
     """What a project would have in its settings."""
     from callqueue import Retry, Rule

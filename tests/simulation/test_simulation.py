@@ -1,5 +1,5 @@
-"""Seeds of the simulation, the same each time: none of them fails, and each is the same run twice;
-and the faults that are put back are found.
+"""Seeds of the simulation, the same each time: none of them fails, the first are the same runs twice,
+and no process that has ended keeps a session; and the faults that are put back are found.
 
 `make simulate SEEDS=1000` runs more; `python -m tests.simulation --seed 17 --story` shows one.
 """
@@ -19,6 +19,9 @@ from tests.support.length import examples
 
 SEEDS = examples(200, 2000)
 AGAIN = examples(3, 60)
+# of the processes of one of the first runs at a time; a dispenser has one for what it does aside, and a process that
+# makes its calls itself one for each of its threads (`Postgres.end` fails where one is left open)
+SESSIONS = 24
 
 
 def simulated(*arguments: str, seconds: float = 3000) -> subprocess.CompletedProcess[str]:
@@ -29,18 +32,14 @@ def simulated(*arguments: str, seconds: float = 3000) -> subprocess.CompletedPro
 @pytest.mark.fault
 @pytest.mark.parametrize(("database", "seeds"), [("postgresql", SEEDS), ("sqlite", SEEDS // 4)])
 def test_no_seed_fails(database: str, seeds: int) -> None:
-    ran = simulated("--seeds", f"0:{seeds}", "--processes", "1", "--database", database)
+    which = ["--seeds", f"0:{seeds}", "--twice", str(AGAIN), "--database", database]
+    ran = simulated(*which, "--processes", "1", "--each")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{seeds} seeds, 0 failed" in ran.stdout
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("database", ["postgresql", "sqlite"])
-def test_a_seed_is_the_same_run_twice(database: str) -> None:
-    seeds = f"1000:{1000 + AGAIN}"
-    ran = simulated("--seeds", seeds, "--twice", "--processes", "1", "--database", database)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"{AGAIN} seeds, 0 failed" in ran.stdout
+    if database == "postgresql":
+        words = [line.split() for line in ran.stdout.splitlines()]
+        sessions = [int(one[-2]) for one in words if one[-2].isdigit()]
+        assert 2 < max(sessions[:21]) <= SESSIONS
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -57,5 +56,5 @@ def test_a_fault_can_be_put_back(name: str) -> None:
 def test_faults_that_are_put_back_are_found() -> None:
     ran = simulated("--faults", "--processes", "2", seconds=7200)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    for name in (name for name, one in FAULTS.items() if not one.is_unseen):
+    for name in FAULTS:
         assert f"{name}: found by seed " in ran.stdout

@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any
 
+from tests.simulation.scenes import drawn
 from tests.simulation.scheduler import MICRO, stream_of
-from tests.simulation.settings_of_runs import Scene, drawn
 
 
 def work(options: argparse.Namespace) -> int:
@@ -28,9 +28,10 @@ def work(options: argparse.Namespace) -> int:
     stage = set_stage(options.worker)
     done = 0
     for seed in seeds:
-        if not any(word in scene_of(seed).name for word in options.scene or [""]):
+        name = drawn(stream_of(seed, "scene")).name  # as its run draws it, first of all
+        if not any(word in name for word in options.scene or [""]):
             continue
-        found = run(stage, seed, options)
+        found = run(stage, seed, options, is_twice=done < options.twice)
         if os.getppid() != parent:
             return 1  # nobody reads it any more, and its sessions are wanted by others
         print(json.dumps(found), flush=True)
@@ -40,24 +41,18 @@ def work(options: argparse.Namespace) -> int:
     return 0
 
 
-def scene_of(seed: int) -> Scene:
-    """What the run of this seed begins with: the first that is drawn of it."""
-    return drawn(stream_of(seed, "scene"))
-
-
-def run(stage: Any, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    from tests.simulation import shrinking
+def run(stage: Any, seed: int, options: argparse.Namespace, *, is_twice: bool) -> dict[str, Any]:
     from tests.simulation.world import World
 
     began = time.perf_counter()
     one = World(stage, seed).run()
     took = time.perf_counter() - began
-    if options.twice:
+    if is_twice:
         again = World(stage, seed).run()
         if (again.digest, len(again.story)) != (one.digest, len(one.story)):
             one.complaints.append("the second run differs: " + first_difference(one, again))
     if options.shrink and one.complaints:
-        one = shrinking.shrunk(stage, one)
+        one = shrunk(stage, one)
     return {
         "seed": seed,
         "scene": one.scene,
@@ -82,3 +77,22 @@ def first_difference(one: Any, other: Any) -> str:
         if a != b:
             return f"{a} and {b}"
     return "one is longer"
+
+
+def shrunk(stage: Any, failed: Any) -> Any:
+    """The shortest run of the same seed that was found to fail: cut down to the fewest misfortunes and
+    calls.
+    """
+    from tests.simulation.world import World
+
+    best, left_out, calls = failed, frozenset[int](), None
+    for one in failed.misfortunes:
+        tried = World(stage, failed.seed, left_out | {one.number}, calls).run()
+        if tried.complaints:
+            best, left_out = tried, left_out | {one.number}
+    for count in (1, 2, 3, 4, 6, 8, 10):
+        tried = World(stage, failed.seed, left_out, count).run()
+        if tried.complaints and len(tried.story) < len(best.story):
+            best = tried
+            break
+    return best

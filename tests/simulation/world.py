@@ -15,9 +15,8 @@ from unittest.mock import patch
 from tests.simulation import (
     application,
     judged_use,
-    lengths,
     misfortunes,
-    moods,
+    scenes,
     settings_of_runs,
 )
 from tests.simulation.broker import Broker
@@ -27,7 +26,7 @@ from tests.simulation.ending import Ending
 from tests.simulation.misfortunes import Misfortune
 from tests.simulation.oracle import Judge
 from tests.simulation.probe import probe
-from tests.simulation.provider import Provider, Request
+from tests.simulation.provider import MOODS, Provider, Request
 from tests.simulation.scheduler import MICRO, Scheduler, Step, Stuck, Task
 from tests.simulation.stage import Stage
 from tests.simulation.statements import Statements
@@ -62,17 +61,17 @@ class World:
         leave_out: Collection[int] = (),
         calls: int | None = None,
     ) -> None:
-        self.stage, self.seed, self.length, self._calls = stage, seed, lengths.of(seed), calls
+        self.stage, self.seed, self.length, self._calls = stage, seed, scenes.length_of(seed), calls
         self.scheduler = Scheduler(seed)
         stage.doors.begin(self.scheduler)
         draw = self.scheduler.stream("scene")
-        self.scene = settings_of_runs.drawn(draw)
+        self.scene = scenes.drawn(draw)
         self.configs = {False: stage.config(self.scene.rules), True: stage.config(self.scene.other)}
         self.judge = Judge()
         self.is_calm = self.was_cut = False
         self._tokens = 0
         self.broker = stage.broker = Broker(stage.doors, draw.choice([0.0, 0.1, 0.3]))
-        self.provider = stage.wire.provider = Provider(stage.doors, moods.drawn(draw))
+        self.provider = stage.wire.provider = Provider(stage.doors, draw.choice(MOODS))
         self.provider.transit_of = self._transit_of
         self.provider.on_count = self._find_attempt
         self.statements = Statements(self)
@@ -147,7 +146,7 @@ class World:
         is_probed = draw.random() < length.probed
         if is_probed and not self.judge.complaints and self.ending.is_done():
             probe(self)
-            if self.length is lengths.LONG and not self.judge.complaints:
+            if self.length is scenes.LONG and not self.judge.complaints:
                 drain(self)
                 self.ending.look_again()
                 self.scheduler.run(self.scheduler.now / MICRO + PATIENCE, self.ending.is_done)
