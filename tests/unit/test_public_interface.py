@@ -147,12 +147,44 @@ def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
         ("queues", [1]), ("queues", []), ("queues", ()), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
         ("connect_timeout", 0), ("read_timeout", -1), ("total_timeout", "60"), ("priority", 1.5), ("priority", 10**6),
         ("idempotency_header", "a b"), ("idempotency_ttl", 3600), ("on_lost", "maybe"),
-        ("verify", 1), ("classify", "nodots"), ("settle", 7),
+        ("verify", 1), ("verify", ""), ("classify", "nodots"), ("settle", 7), ("priority", 32768), ("priority", -32769),
+        ("hosts", "x" * 101), ("hosts", ["a", "a"]), ("queues", [" "]), ("idempotency_header", ""), ("idempotency_header", 5),
+        ("idempotency_ttl", timedelta(-1)), ("total_timeout", True), ("total_timeout", 86401), ("keep_response_bytes", -1),
+        ("keep_response_bytes", 2**30 + 1), ("limits", [SlidingWindow("1/s", name="x"), Concurrency(1, name="x")]),
     ],
 )  # fmt: skip
 def test_a_rule_says_which_field_is_wrong(field: str, value: object) -> None:
-    with pytest.raises(ImproperlyConfigured, match=f"Rule.{field}"):
+    with pytest.raises(ImproperlyConfigured, match=rf"Rule\.{field}: "):
         Rule(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("max_attempts", [0, 1001, 1.0, True]), ("max_rate_limited", [-1, 100_001]), ("base", [-1, 86401, "1", True]),
+        ("factor", [0.9, 101]), ("cap", [-1, 30 * 86400 + 1]), ("max_hold", [-1, 366 * 86400 + 1]), ("jitter", [1]),
+        ("statuses", [429, [99], [600], [True], ["429"]]),
+    ],
+)  # fmt: skip
+def test_a_retry_says_which_field_is_wrong(field: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(ImproperlyConfigured, match=rf"Retry\.{field}: "):
+            Retry(**{field: value})  # type: ignore[arg-type]
+
+
+def test_bounds_are_within() -> None:
+    least = Retry(max_attempts=1, max_rate_limited=0, base=0, factor=1, cap=0, max_hold=0)
+    most = Retry(
+        max_attempts=1000, max_rate_limited=100_000, base=86400, factor=100, cap=30 * 86400,
+        max_hold=366 * 86400, statuses={100, 599},
+    )  # fmt: skip
+    assert set(most.statuses) == {100, 599}
+    Rule(retry=least, priority=-32768, keep_response_bytes=0, idempotency_ttl=timedelta(0),
+         connect_timeout=0.001, hosts={"x" * 100}, verify="ca.pem", queues="q")  # fmt: skip
+    Rule(retry=most, priority=32767, keep_response_bytes=2**30, total_timeout=86400,
+         idempotency_header=None, classify="a.b", settle=len, limits=(Concurrency(1),))  # fmt: skip
+    assert SlidingWindow("1/366d", jitter=60).jitter_us == 60_000_000
+    assert TokenBucket("1/s", burst=1, jitter=0).jitter_us == 0
 
 
 @pytest.mark.parametrize(
@@ -186,6 +218,8 @@ def test_hosts_are_names_patterns_and_addresses(hosts: object) -> None:
         lambda: SlidingWindow("1/s", per=""), lambda: SlidingWindow("1/s", jitter=-1), lambda: SlidingWindow("1/s", strict=1),
         lambda: FixedWindow("1/d", timezone="Mars/Olympus"), lambda: TokenBucket("1/s", burst=0), lambda: Concurrency(0),
         lambda: Concurrency(True), lambda: SlidingWindow("1/s", unit=""), lambda: SlidingWindow("1/s", name=""),
+        lambda: SlidingWindow("1/s", per=5), lambda: SlidingWindow("1/s", name=5), lambda: SlidingWindow("1/s", jitter=61),
+        lambda: SlidingWindow("1/s", jitter=True), lambda: SlidingWindow("1/s", jitter="1"), lambda: SlidingWindow("1/367d"),
     ],
 )  # fmt: skip
 def test_a_limit_says_what_is_wrong(limit: object) -> None:

@@ -144,9 +144,14 @@ def test_what_was_in_flight_before_the_hold_does_not_trip_it_after_that(
     [
         ({"failures": 0}, "Breaker.failures"),
         ({"failures": None}, "Breaker.failures"),
+        ({"failures": 10_001}, "Breaker.failures"),
         ({"within": -1}, "Breaker.within"),
+        ({"within": 86401}, "Breaker.within"),
         ({"hold": 0}, "Breaker.hold"),
+        ({"hold": 86401, "longest": 86400}, "Breaker.hold"),
         ({"factor": 0.5}, "Breaker.factor"),
+        ({"factor": 101}, "Breaker.factor"),
+        ({"longest": 86401}, "Breaker.longest"),
         ({"hold": 60, "longest": 30}, "Breaker.longest"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,14 @@ from callqueue.dispatch.next_look import (
     AGREE,
     BUSY,
     LOCKED,
+    NO_ROOM,
     NO_STREAK,
     REVIEW,
+    ROOMY,
+    TOGETHER,
     TRIES,
     NextLook,
+    Room,
     RuleGroup,
     Streak,
     Wait,
@@ -22,7 +27,7 @@ from callqueue.dispatch.next_look import (
     when_outdated,
     when_passed,
 )
-from callqueue.ledger.account import Glance
+from callqueue.ledger.account import GLANCED, Glance
 
 POLL = 0.05
 WOKEN = Streak(is_woken=True)
@@ -39,6 +44,67 @@ def test_two_waits_are_for_whatever_comes_first() -> None:
     assert Wait(until=9) | Wait(until=4, on_answer=True) | UNFINISHED == Wait(4, True, True)
     assert Wait.for_room(None) == Wait(on_answer=True)
     assert Wait.for_room(7) == Wait(until=7)
+    for one in (Wait(on_room=True), Wait(is_mid_round=True)):
+        assert one | Wait() == Wait() | one == one
+
+
+@pytest.mark.parametrize(
+    ("room", "most", "only_http"),
+    [
+        (ROOMY, math.inf, None),
+        (NO_ROOM, 0, False),
+        (Room(1, 1), 2, None),
+        (Room(3, 0), 3, True),
+        (Room(0, 2), 2, False),
+        (Room(-4, 1), 1, False),
+        (Room(1, -4), 1, True),
+    ],
+)
+def test_room_is_for_calls_of_two_kinds(room: Room, most: float, only_http: bool | None) -> None:
+    assert (room.most, room.only_http) == (most, only_http)
+    for is_http, count in ((True, room.http), (False, room.handled)):
+        assert room.has(max(0, min(count, 9)) - 1, is_http=is_http) or count < 0
+        assert not room.has(count, is_http=is_http)
+
+
+@pytest.mark.parametrize(
+    ("left", "is_more"),
+    [(NO_ROOM, True), (Room(2, 0), True), (Room(1, 3), True), (Room(2, 3), False), (ROOMY, False)],
+)
+def test_there_is_more_room_where_one_kind_has_more(left: Room, is_more: bool) -> None:
+    assert Room(2, 3).is_more_than(left) == is_more
+    assert not NO_ROOM.is_more_than(Room(-1, -1))
+
+
+def test_what_waits_for_room_goes_on_soon_after_there_is_more() -> None:
+    look = passed(UNFINISHED | Wait(on_room=True))
+    assert (look.goes_on, look.on_room, look.after) == (False, True, REVIEW)
+    group = RuleGroup(("r",))
+    group.obey(look, now=5.0)
+    group.has_room()
+    assert group.look_at == 5.0 + TOGETHER
+    group.obey(passed(opens_in=TOGETHER / 2), now=6.0)
+    group.has_room()
+    assert group.look_at == 6.0 + TOGETHER / 2, "no later than it was to be"
+
+
+def test_a_group_that_has_something_published_waits_for_that() -> None:
+    group = RuleGroup(("r",))
+    group.wake()
+    group.sending = object()  # type: ignore[assignment]
+    assert not group.is_due(now=5.0)
+
+
+def test_attempts_that_are_too_many_to_count_are_no_news() -> None:
+    look = passed(Wait(on_answer=True), open_attempts=GLANCED, untold_attempts=GLANCED - 1)
+    assert (look.open_attempts, look.untold_attempts) == (None, GLANCED - 1)
+    group = RuleGroup(("r",))
+    group.obey(look, now=5.0)
+    group.notice({"r": Glance(GLANCED - 7, GLANCED - 1, 0)})
+    group.notice({"r": Glance(GLANCED, GLANCED - 1, 70)})
+    assert not group.is_due(now=5.0), "of ends before the first none is known"
+    group.notice({"r": Glance(GLANCED, GLANCED - 2, 70)})
+    assert (group.is_due(now=5.0), group.next_look.untold_attempts) == (True, GLANCED - 2)
 
 
 def test_rules_that_are_locked_are_tried_ever_less_often() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from callqueue import Concurrency, Rule, SlidingWindow
+from callqueue.database import from_us
 from callqueue.dispatch import planning
-from callqueue.dispatch.next_look import Wait
+from callqueue.dispatch.next_look import Room, Wait
 from callqueue.dispatch.planning import Plan
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held, InForce
@@ -97,6 +98,39 @@ def test_a_call_that_went_before_goes_by_the_next_queue() -> None:
     of = account(r=Rule(queues=["e1", "e2", "e3"]))
     (release,) = planning.plan(of, {"r": calls("r", 1, queue="e2")}, FREE, {}).releases
     assert release.queue == "e3"
+
+
+def test_workers_are_sent_no_more_than_they_have_room_for() -> None:
+    of, rooms = account(r=Rule(queues=["e1", "e2"])), {("r", "e1"): 1, ("r", "e2"): 2}
+    waiting = calls("r", 1, 2, 3, 4) + calls("r", 5, method="permit")
+    made = planning.plan(of, {"r": waiting}, FREE, {}, rooms=rooms)
+    assert sorted(one.queue for one in made.releases[:3]) == ["e1", "e2", "e2"]
+    assert released(made)[3:] == [5], "it has its maker"
+
+
+def test_whoever_makes_calls_has_no_more_of_a_kind_than_there_is_room_for() -> None:
+    waiting = (
+        calls("r", 1, 2) + calls("r", 3, 4, method="celery_task") + calls("r", 5, method="permit")
+    )
+    made = planning.plan(account(r=Rule()), {"r": waiting}, FREE, {}, Room(http=1, handled=1))
+    assert (released(made), made.wait) == ([1, 3, 5], Wait(on_room=True))
+
+
+@pytest.mark.parametrize(
+    ("lead", "expires_in", "send_in"),
+    [(250_001, None, 250_001), (250_000, None, None), (500_000, 250_001, 250_001), (500_000, 250_000, None)],
+)  # fmt: skip
+def test_a_call_goes_ahead_of_its_slot_by_the_lead_and_not_past_its_end(
+    lead: int, expires_in: int | None, send_in: int | None
+) -> None:
+    of = account(lead / SECOND, r=Rule(limits=[SlidingWindow("1/m", jitter=0)]))
+    ((budget,),) = of.book.budgets.values()
+    of.aged[budget.id, ""] = [(NOW - 60 * SECOND + 250_000, 1)]
+    expires_at = None if expires_in is None else from_us(NOW + expires_in)
+    made = planning.plan(of, {"r": calls("r", 1, expires_at=expires_at)}, FREE, {})
+    sent = [one.send_at for one in made.releases]
+    assert sent == ([] if send_in is None else [NOW + send_in])
+    assert made.binding == ({} if sent else {"r": budget.id})
 
 
 def test_a_rule_has_as_much_room_as_the_tightest_of_its_own_limits() -> None:

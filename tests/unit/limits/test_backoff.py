@@ -38,6 +38,10 @@ def test_no_count_of_failures_is_too_large(base: float, factor: float) -> None:
     assert backoff(Retry(base=base, factor=factor, cap=60, jitter=False), 10**18, 0) == 60
 
 
+def test_half_of_the_wait_is_certain_and_the_other_half_is_drawn() -> None:
+    assert [backoff(Retry(base=8, factor=1), 1, rand) for rand in (0, 0.5, 0.75)] == [4, 6, 7]
+
+
 def test_a_base_of_nothing_never_waits() -> None:
     assert backoff(Retry(base=0, factor=2.0, cap=60, jitter=True), 10**6, 0.5) == 0
 
