@@ -40,6 +40,7 @@ REST = 0.05  # seconds for which senders wake nobody after a dispenser was woken
 ANSWERS = 0.005  # seconds between two looks for answers, while calls wait for one
 AWAY = 1.0  # seconds between two looks for a database, or tries with a broker, that is away
 SENT = 0.025  # seconds between two looks at what is being published
+MINUTE = 60.0  # seconds between two events that say the same
 LEAVING = 5.0  # seconds that one which ends waits for what is done beside its loop
 _told: dict[str, float] = {}  # by database: when (monotonic) this process said that beat runs
 
@@ -380,7 +381,7 @@ class Dispenser:
 
     def _emit_once_a_minute(self, event: str, **facts: Any) -> None:
         now = time.monotonic()
-        if now - self._emitted.get(event, -60.0) >= 60.0:
+        if now - self._emitted.get(event, -MINUTE) >= MINUTE:
             self._emitted[event] = now
             events.emit(event, **facts)
 

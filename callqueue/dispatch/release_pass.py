@@ -35,6 +35,7 @@ from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo, name_of, promises_more
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book, cost_of
+from callqueue.limits.kinds import SECOND
 
 # seconds after its slot in which a call that has its maker is to be begun: it looks more often than
 # that, unless it has died
@@ -497,7 +498,7 @@ def _account(locked: _Locked, lead: float) -> Account:
     """
     kept = {rule: (row.passes, row.memo) for rule, row in locked.rows.items()}
     memo = Memo.load(locked.group, kept, locked.book.version)
-    until, moved = locked.now + round(lead * 1_000_000), locked.reading.moved
+    until, moved = locked.now + round(lead * SECOND), locked.reading.moved
     group = tuple(locked.group)
     return Account(locked.using, locked.book, group, locked.now, until, memo, moved=moved)
 
@@ -542,7 +543,7 @@ def _conclude(
     if len(released) >= batch:
         wait |= Wait(is_unfinished=True, on_room=batch < BATCH)
     if wait.until is not None:
-        opens_in = max(0.0, (wait.until - account.now) / 1_000_000 - LEAD / 2)
+        opens_in = max(0.0, (wait.until - account.now) / SECOND - LEAD / 2)
     look = next_look.when_passed(
         wait,
         next_look.REVIEW if opens_in is None and held.by_rule else opens_in,

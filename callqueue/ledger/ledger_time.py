@@ -194,12 +194,11 @@ class Watch:
         """Look, and where this process is too young to know what a jump is, look again until it is
         not. Not in a transaction.
         """
-        self.look()
         for _ in range(20):
+            self.look()
             if not self._suspicious and not self.settles_in():
                 return
             time.sleep(SETTLED / 10)
-            self.look()
 
     def credited(self, reading: Reading) -> Us | None:
         """What ledger time may be taken for at this reading; None where the clock has jumped: look

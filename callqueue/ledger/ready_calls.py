@@ -97,8 +97,7 @@ def next_due_in(using: str, after: datetime | None = None) -> float:
         .order_by("due_at_dt")
         .values_list("due_at_dt", flat=True)
     )
-    rows = rows if after is None else rows.filter(due_at_dt__gt=after)
-    due = next(iter(rows[:1]), None)
+    due = (rows if after is None else rows.filter(due_at_dt__gt=after)).first()
     return 86400.0 if due is None else (due - database.clock(using)).total_seconds()
 
 
