@@ -15,6 +15,11 @@ OPERATORS: dict[type, type] = {
     ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 SILENT = {"events", "log", "logger", "warnings"}  # what is told to people only
+PURE = {
+    "abs", "all", "any", "bool", "dict", "enumerate", "float", "frozenset", "int", "isinstance",
+    "len", "list", "max", "min", "round", "set", "sorted", "str", "sum", "tuple", "zip",
+}  # fmt: skip
+PLACES = ast.Name, ast.Attribute, ast.Subscript
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -70,7 +75,7 @@ def _faults(function: ast.AST) -> Iterator[tuple[ast.AST, ast.AST, str]]:
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
             if isinstance(block, list):
-                yield from _of_statements(block)
+                yield from _of_statements(block, begins=getattr(function, "name", "") == "__init__")
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
@@ -104,11 +109,11 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(other, ast.Constant) and isinstance(other.value, (int, float)):
         yield ast.Constant(other.value + 1)
     elif isinstance(other, ast.Return) and other.value is not None:
-        if not (isinstance(other.value, ast.Constant) and other.value.value is None):
+        if not isinstance(other.value, ast.Constant) or other.value.value:
             yield ast.Return(ast.Constant(None))
     elif isinstance(other, ast.Call):
         for place, keyword in enumerate(other.keywords):
-            if keyword.arg is not None:
+            if keyword.arg not in (None, "strict"):  # which only asserts
                 fewer = copy.deepcopy(other)
                 del fewer.keywords[place]
                 yield fewer
@@ -117,7 +122,9 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
         yield _in_brackets(other)
 
 
-def _of_statements(block: list[ast.stmt]) -> Iterator[tuple[ast.AST, ast.AST, str]]:
+def _of_statements(
+    block: list[ast.stmt], *, begins: bool
+) -> Iterator[tuple[ast.AST, ast.AST, str]]:
     """A statement that is left out, and two that change places."""
     simple = ast.Expr, ast.Assign, ast.AugAssign
     for one in block:
@@ -125,8 +132,62 @@ def _of_statements(block: list[ast.stmt]) -> Iterator[tuple[ast.AST, ast.AST, st
             yield one, one, "pass"
     for one, other in pairwise(block):
         both = one, other
-        if all(isinstance(each, simple) for each in both) and not any(map(_is_told, both)):
+        if not all(isinstance(each, simple) for each in both) or any(map(_is_told, both)):
+            continue
+        if not _is_free(one, other, begins=begins):
             yield one, other, f"{ast.unparse(other)}\n{ast.unparse(one)}"
+
+
+def _is_free(one: ast.stmt, other: ast.stmt, *, begins: bool) -> bool:
+    """Whether neither of the two can see which is first: both assign, one at most calls what may do
+    anything, and neither reads or writes what the other writes. `begins`: in an `__init__`, whose
+    `self` nobody else has.
+    """
+    kinds = ast.Assign, ast.AugAssign
+    if not isinstance(one, kinds) or not isinstance(other, kinds):
+        return False
+    seen, written = zip(*(_seen_and_written(each) for each in (one, other)), strict=True)
+    if written[0] & seen[1] or written[1] & seen[0]:
+        return False
+    calls = [_calls(each) for each in (one, other)]
+    if all(calls):
+        return False
+    if any(calls):  # what is called may read and change all but names of this function
+        calling, still = (one, seen[1]) if calls[0] else (other, seen[0])
+        is_own = begins and calling.value is not None and "self" not in _places(calling.value)
+        return all(name.isidentifier() or (is_own and name.startswith("self.")) for name in still)
+    return True
+
+
+def _seen_and_written(one: ast.Assign | ast.AugAssign) -> tuple[set[str], set[str]]:
+    targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+    written = {
+        ast.unparse(node)
+        for target in targets
+        for node in ast.walk(target)
+        if isinstance(node, PLACES) and isinstance(node.ctx, ast.Store)
+    }
+    return _places(one), written
+
+
+def _places(one: ast.AST) -> set[str]:
+    called = {node.func for node in ast.walk(one) if isinstance(node, ast.Call)}
+    return {
+        ast.unparse(node)
+        for node in ast.walk(one)
+        if isinstance(node, PLACES) and not (isinstance(node, ast.Name) and node in called)
+    }
+
+
+def _calls(one: ast.AST) -> bool:
+    """Whether something is called that is not known to do nothing besides."""
+    return any(
+        not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PURE
+        )
+        for node in ast.walk(one)
+        if isinstance(node, (ast.Call, ast.Await, ast.Yield))
+    )
 
 
 def _in_brackets(node: ast.AST) -> ast.AST:
