@@ -25,7 +25,7 @@ from callqueue import clocks, conf, database, events, states, tables, texts, tra
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us
 from callqueue.execution.starvation import starved
-from callqueue.handlers import HTTP_METHODS, methods
+from callqueue.handlers import HTTP_METHODS, method_of, methods
 from callqueue.ledger import ledger_time, settings
 from callqueue.transitions import Job
 
@@ -219,8 +219,8 @@ def _begun(job: Job, worker: str) -> dict[str, Any]:
 def _reason_against(job: Job) -> str | None:
     call, data = job.call, job.call.call_data
     is_readable = isinstance(data, Mapping) and isinstance(data.get("params"), Mapping)
-    if is_readable:  # other code may have changed it, and not its column
-        call.method = str(data.get("method", "")).lower()
+    if is_readable:
+        call.method = method_of(data, call.method)
     if call.expires_at_dt is not None and call.expires_at_dt <= from_us(job.clock.wall):
         return EXPIRED
     if job.rule is None:

@@ -69,6 +69,15 @@ def handler(name: str) -> Callable[[F], F]:
     return register
 
 
+def method_of(call_data: Any, column: str) -> str:
+    """The method that a call's data names, which is what will be made: other code may have changed
+    the data, and not the column. That one counts where the data cannot be read.
+    """
+    if not isinstance(call_data, Mapping):
+        return column
+    return str(call_data.get("method", "")).lower()
+
+
 def methods() -> frozenset[str]:
     """Every method that a call may have now."""
     return HTTP_METHODS | BUILT_IN | conf.current().handlers.keys() | _registered.keys()

@@ -8,12 +8,14 @@ comes in a later round.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
 from callqueue.database import MICROSECOND, from_us
+from callqueue.handlers import method_of
 from callqueue.ledger import holds, ledger_time, ready_calls, settings, tallies
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, Pair, free_pairs, transaction
@@ -27,6 +29,7 @@ MENDING = timedelta(seconds=2)
 SILENT = "the worker fell silent: no answer was recorded within the lease"
 WENT_BACK = "the database went back in time: what it forgot may still count at the provider"
 MOST = 1000  # rows that one statement of recovery handles
+FEW = 50  # calls whose data is read at once: it may be large
 
 
 def recover(using: str) -> int:
@@ -51,6 +54,7 @@ def end_lost(using: str) -> int:
 
     def work(locked: Locked) -> tuple[int, list[Result]]:
         pairs = _overdue_pairs(using, ids, locked.now)
+        _know_methods(using, [pair.call for pair in pairs if pair.call])
         results = [_lost(pair.attempt, pair.call, locked) for pair in pairs if pair.call]
         attempt_ids = [pair.attempt.pk for pair in pairs]
         return transitions.lose(using, attempt_ids, results, SILENT, locked), results
@@ -78,6 +82,15 @@ def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
     pairs = free_pairs(using, ids, begun=True)
     leases = [(pair, pair.attempt.lease_until) for pair in pairs]
     return [pair for pair, lease_until in leases if lease_until is not None and lease_until < now]
+
+
+def _know_methods(using: str, calls: Sequence[Any]) -> None:
+    """Have these calls the methods that their workers made, by their data as begin read it."""
+    for at in range(0, len(calls), FEW):
+        few = {call.pk: call for call in calls[at : at + FEW]}
+        data = tables.calls(using).filter(pk__in=few)
+        for pk, call_data in data.values_list("pk", "call_data"):
+            few[pk].method = method_of(call_data, few[pk].method)
 
 
 def _lost(attempt: Any, call: Any, locked: Locked) -> Result:

@@ -15,7 +15,7 @@ from django.utils import timezone
 from callqueue import Retry, Rule, SlidingWindow, callbacks, database
 from callqueue import broker as messages
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.ledger import ledger_time
+from callqueue.ledger import ledger_time, ready_calls
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
@@ -102,6 +102,55 @@ def test_what_fell_silent_ends_as_on_lost_says_and_is_charged_from_its_end(
     assert (call.finished_at_dt is None) == (status == Status.ERROR)
     send(method=method)
     assert release() == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "changed", "status"),
+    [
+        ("get", "post", Status.UNKNOWN),
+        ("post", "GET", Status.ERROR),
+        ("get", "patch", Status.UNKNOWN),
+    ],
+)
+def test_what_was_made_is_what_other_code_wrote_into_the_data(
+    rules: Rules, sent: str, changed: str, status: Status
+) -> None:
+    """The worker made what the data says, whatever the column `method` says: a POST that was a GET
+    when it was sent is not made twice.
+    """
+    rules(default=Rule(limits=[WIDE]))
+    call = send(method=sent)
+    CallQueue.objects.filter(pk=call.pk).update(call_data={**call.call_data, "method": changed})
+    begun(call)
+    recovery.recover("default")
+    assert state(call) == status
+
+
+@pytest.mark.parametrize(("method", "status"), [("get", Status.ERROR), ("post", Status.UNKNOWN)])
+def test_a_row_that_other_code_made_is_lost_as_its_data_says(
+    rules: Rules, method: str, status: Status
+) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    params = {"url": "http://vendor.example/"}
+    call = CallQueue.objects.create(call_data={"method": method, "params": params})
+    ready_calls.promote("default")
+    begun(call)
+    recovery.recover("default")
+    assert state(call) == status
+
+
+def test_what_fell_silent_again_and_again_fails(rules: Rules) -> None:
+    """A call that takes its worker with it every time: bounded by the rule's Retry."""
+    rules(default=Rule(limits=[WIDE], on_lost="retry", retry=SOON))
+    call = send()
+    for _ in range(3):
+        CallQueue.objects.filter(pk=call.pk).update(
+            due_at_dt=timezone.now() - timedelta(seconds=1), ready=True
+        )
+        begun(call)
+        recovery.recover("default")
+    assert state(call) == Status.FAILED
+    assert call.attempts.count() == 3
 
 
 # --- The fence
