@@ -10,9 +10,9 @@ The other clock, `database.clock` and `ClockNow`, is wall time.
 
 It goes on as time does, though the clock be set. A `Watch` compares that clock with this process's
 monotonic one. If the clock is set forward, charges would seem older than they are; if it is set
-back, they would stay for hours. So whoever sees a jump first changes the number `moved` by as much,
-with all rules' rows locked. No instant that was written before is changed; what somebody wrote by
-the wrong time, before anybody noticed, is mended.
+back, they would stay for hours. So whoever sees a jump first changes the number `moved` by as much.
+No instant that was written before is changed; what somebody wrote by the wrong time, before anybody
+noticed, is mended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import math
 import os
 import threading
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -138,7 +137,7 @@ def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Rea
 
 def move(using: str, reading: Reading, by: int) -> Reading:
     """Set ledger time back by so much, so that it goes on as it did; the reading in that frame.
-    With all rules' rows locked, and the frame's.
+    With the frame's row locked.
     """
     tables.ledger_state(using).update(moved=F("moved") + by)
     return replace(reading, at=reading.at - by, moved=reading.moved + by)
@@ -249,21 +248,19 @@ class Watch:
         """Have ledger time go on as it did, as far as nobody has yet; the reading, and whether it
         is too early to judge it.
 
-        The locks keep off passes (the rules' rows) and whoever writes an instant that is counted
-        (the frame's): all that was written by the wrong time is there to be mended.
+        The frame's lock keeps off whoever writes an instant that is counted, but for passes. Those
+        write by no wrong time, and one that is frozen would keep back everybody.
         """
         with database.writing(self.using):
             database.end_if_silent(self.using, SILENT)
             make_frame(self.using)
             list(database.locked(tables.ledger_state(self.using), wait=True))
-            stored = tables.rule_states(self.using).order_by("rule")
-            rules = list(database.locked(stored, wait=True).values_list("pk", flat=True))
             reading = read(self.using)
             by = self._unfollowed(last, reading)
             if by:
                 jump = Jump.between(last, reading, by)
                 reading = move(self.using, reading, by)
-                count = mend(self.using, rules, jump, reading)
+                count = mend(self.using, jump, reading)
         if by and by != AGREED:
             events.emit("clock_jumped", seconds=by / SECOND, attempts=count)
         return reading, by is None
@@ -363,10 +360,10 @@ class Jump:
         return cls(by, round(width * SECOND), round(gap * SECOND))
 
 
-def mend(using: str, rules: Collection[str], jump: Jump, reading: Reading) -> int:
+def mend(using: str, jump: Jump, reading: Reading) -> int:
     """Mend what was written by the wrong time before the jump was found, `reading` being in the
-    right one; the count of attempts. With all rules' rows and the frame's locked. The same few
-    statements, however much the ledger counts.
+    right one; the count of attempts. With the frame's row locked. The same few statements, however
+    much the ledger counts.
 
     No attempt was released, told of, or ended by the wrong time, and no hold laid: who does so asks
     `check` first, or is a pass (`Watch.credited`). What is left are begins, which wait for nobody,
@@ -386,7 +383,7 @@ def mend(using: str, rules: Collection[str], jump: Jump, reading: Reading) -> in
         return int(wrong.update(**{name: fixed}, **{other: F(other) + off for other in others}))
 
     count = right(tables.attempts(using).open(), "started_at", "lease_until")
-    count += _bring_to_now(using, rules, now)
+    count += _bring_to_now(using, now)
     right(tables.dispensers(using), "seen_at")
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
@@ -395,10 +392,11 @@ def mend(using: str, rules: Collection[str], jump: Jump, reading: Reading) -> in
     return count
 
 
-def _bring_to_now(using: str, rules: Collection[str], now: datetime) -> int:
+def _bring_to_now(using: str, now: datetime) -> int:
     """Nothing has ended in the future: ledger time is late by what readings erred, and the last
     charges would stay for as much longer.
     """
+    rules = list(tables.rule_states(using).values_list("pk", flat=True))
     rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
     sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
     return int(rows.update(finished_at=now, sent_at=sent_at))

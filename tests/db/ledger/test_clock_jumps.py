@@ -24,7 +24,13 @@ from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.transaction import transaction as in_time
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
-from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
+from callqueue.models import (
+    CallAttempt,
+    CallQueue,
+    Hold,
+    KeyTurn,
+    RuleState,
+)
 from callqueue.transitions import Job, Result
 from tests.support.behaviour import response
 
@@ -241,7 +247,9 @@ def test_what_is_to_come_comes_as_soon_as_it_was_to(two_clocks: Clocks, jump: in
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writes at a time")
 def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Clocks) -> None:
-    """Nobody waits for an application's transaction with all rules' rows in hand."""
+    """Nobody waits for an application's transaction with the ledger's frame in hand, nor for a pass
+    that is frozen, and has its rule's row.
+    """
     first, second = CallQueue.objects.order_by("pk")[:2]
     due = two_clocks.wall + timedelta(seconds=10)
     CallQueue.objects.filter(pk__lte=second.pk).update(
@@ -251,6 +259,7 @@ def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Cl
     looks = threading.Thread(target=_looked, daemon=True)
     with transaction.atomic():
         CallQueue.objects.select_for_update().get(pk=first.pk)
+        RuleState.objects.select_for_update().get(rule="r")
         looks.start()
         looks.join(10)
         assert not looks.is_alive()
