@@ -70,11 +70,6 @@ def moved(using: str) -> int:
     return tables.ledger_state(using).values_list("moved", flat=True).first() or 0
 
 
-def of_wall(using: str, instant: datetime) -> datetime:
-    """An instant that somebody named, in ledger time. One statement."""
-    return instant - moved(using) * MICROSECOND
-
-
 def to_wall(using: str, instant: datetime) -> datetime:
     """An instant of ledger time as the database's clock shows it. One statement."""
     return instant + moved(using) * MICROSECOND

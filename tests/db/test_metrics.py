@@ -119,8 +119,8 @@ def end(outcome: str, status: int, *, waited: float, took: float | None, **colum
         last_attempt=1,
         due_at_dt=(sent or now) - timedelta(seconds=waited),
     )
-    now = ledger_time.of_wall("default", now)
-    sent = sent and ledger_time.of_wall("default", sent)
+    moved = ledger_time.moved("default") * database.MICROSECOND
+    now, sent = now - moved, sent and sent - moved
     values = {"released_at": now, "sent_at": sent, "finished_at": now, "outcome": outcome}
     CallAttempt.objects.create(call=call, number=1, rule="r", **values, **columns)
 

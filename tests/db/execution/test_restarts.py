@@ -487,7 +487,7 @@ def _scene() -> dict[str, CallQueue]:
     lost, unheard = send("other", method="post"), send("quiet")
     release()
     past = now - timedelta(seconds=1)
-    over = ledger_time.of_wall("default", past)
+    over = past - ledger_time.moved("default") * database.MICROSECOND
     CallAttempt.objects.update(lease_until=over)
     CallAttempt.objects.filter(call=lost).update(started_at=over, worker="a-worker")
     late = send("r")

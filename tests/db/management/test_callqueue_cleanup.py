@@ -34,7 +34,7 @@ def ended(status: int, days_ago: float) -> CallQueue:
     call = send("r")
     at = timezone.now() - timedelta(days=days_ago)
     CallQueue.objects.filter(pk=call.pk).update(status=status, finished_at_dt=at, ready=False)
-    at = ledger_time.of_wall("default", at)
+    at -= ledger_time.moved("default") * database.MICROSECOND
     times = dict.fromkeys(("released_at", "sent_at", "finished_at"), at)
     CallAttempt.objects.create(call=call, number=1, rule="r", outcome=states.SUCCEEDED, **times)
     return call
