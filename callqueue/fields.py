@@ -36,9 +36,7 @@ class Bound:
 
 
 class ToldTextField(models.TextField):  # type: ignore[type-arg]
-    """Text that others say, in the nearest form that every database keeps. To migrations it is
-    Django's own: the column is no other.
-    """
+    """Text that others say, in the nearest form that every database keeps."""
 
     def get_db_prep_save(self, value: Any, connection: Any) -> Any:
         return super().get_db_prep_save(texts.storable_json(value), connection)
@@ -46,10 +44,6 @@ class ToldTextField(models.TextField):  # type: ignore[type-arg]
     def in_document(self, value: Any) -> Any:
         """The value as it stands in a JSON document, which whoever writes it makes storable."""
         return value
-
-    def deconstruct(self) -> Any:
-        name, _, args, kwargs = super().deconstruct()
-        return name, "django.db.models.TextField", args, kwargs
 
 
 class _Sealed(models.TextField):  # type: ignore[type-arg]
@@ -173,19 +167,13 @@ class SealedJSONField(_Sealed):
 
 
 class ToldJSONField(SealedJSONField):
-    """JSON that others say, in the nearest form that every database keeps. To migrations it is a
-    SealedJSONField: the column is no other.
-    """
+    """JSON that others say, in the nearest form that every database keeps."""
 
     def written(self, value: Any) -> str:
         text = super().written(value)
         if "\\u0000" in text or "\\ud" in text:  # to look is cheaper than to change every text
             return super().written(texts.storable_json(value))
         return text
-
-    def deconstruct(self) -> Any:
-        name, _, args, kwargs = super().deconstruct()
-        return name, "callqueue.fields.SealedJSONField", args, kwargs
 
 
 class SealedTextField(_Sealed):

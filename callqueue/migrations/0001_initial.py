@@ -254,7 +254,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "error_message",
-                    models.TextField(
+                    callqueue.fields.ToldTextField(
                         blank=True, default="", editable=False, verbose_name="last error"
                     ),
                 ),
@@ -395,7 +395,10 @@ class Migration(migrations.Migration):
                         verbose_name="laid by",
                     ),
                 ),
-                ("reason", models.TextField(blank=True, default="", verbose_name="reason")),
+                (
+                    "reason",
+                    callqueue.fields.ToldTextField(blank=True, default="", verbose_name="reason"),
+                ),
                 (
                     "began_at",
                     models.DateTimeField(
@@ -548,7 +551,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "response_headers",
-                    callqueue.fields.SealedJSONField(
+                    callqueue.fields.ToldJSONField(
                         blank=True, null=True, verbose_name="response headers"
                     ),
                 ),
@@ -575,7 +578,10 @@ class Migration(migrations.Migration):
                         blank=True, null=True, verbose_name="response size"
                     ),
                 ),
-                ("error_message", models.TextField(blank=True, default="", verbose_name="error")),
+                (
+                    "error_message",
+                    callqueue.fields.ToldTextField(blank=True, default="", verbose_name="error"),
+                ),
                 (
                     "worker",
                     models.CharField(blank=True, default="", max_length=100, verbose_name="worker"),
