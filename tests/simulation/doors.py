@@ -88,9 +88,12 @@ class Doors:
 
     def _fake_django(self) -> None:
         from django.db import connections
+        from django.db.backends.base import base
         from django.utils import timezone
 
         connections._connections = simulated.Local(self)
+        # savepoints are named by it: the same in each process
+        base._thread = simulated.module("_thread", base._thread, get_ident=lambda: 1)
         timezone.now = lambda: (
             START + timedelta(microseconds=self.scheduler.now if self.scheduler else 0)
         )

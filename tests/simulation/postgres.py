@@ -35,7 +35,7 @@ SESSIONS = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_databa
 
 def _in_time(connect: Callable[[], Any]) -> Any:
     """A session. A server that has no more of them just now is not the product's fault."""
-    for _ in range(300):
+    for _ in range(1500):
         try:
             return connect()
         except Exception as error:
