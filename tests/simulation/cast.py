@@ -70,7 +70,7 @@ class Cast:
 
     def act(
         self, name: str, after: float, work: Callable[[], None], is_other: bool = False
-    ) -> Process:
+    ) -> None:
         """A process for one thing that somebody does."""
         process = self._made(name, "host", is_other)
         process.ahead = 77.0
@@ -80,7 +80,6 @@ class Cast:
             process.is_dead = True
 
         self.scheduler.start(process, process.name, do, after)
-        return process
 
     def _made(self, name: str, kind: str, is_other: bool) -> Process:
         self._count += 1

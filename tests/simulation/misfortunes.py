@@ -29,7 +29,6 @@ PLOTS = (
     ("hold", "hold"), ("cancel", "requeue"), ("jump", "jump"), ("wipe", "rate"), ("grip", "kill"),
     ("term", "cut"), ("deploy", "freeze"), ("grip", "stall"), ("jump", "refuse"),
 )  # fmt: skip
-SLOWNESS = (1, 1, 40)  # of people
 
 
 @dataclass
@@ -141,15 +140,14 @@ def _some(world: World, draw: Any) -> int | None:
 
 
 def _with_call(world: World, draw: Any, name: str, do: Callable[[int], None]) -> None:
-    """Somebody does something to a call. What he has seen of it may be old by then."""
-    pk, slowness = _some(world, draw), draw.choice(SLOWNESS)
+    pk = _some(world, draw)
 
     def act() -> None:
         if pk is not None:
             with cuts_allowed():
                 do(pk)
 
-    world.cast.act(name, 0.0, act).slowness = slowness
+    world.cast.act(name, 0.0, act)
 
 
 def _hold(world: World, draw: Any) -> None:
