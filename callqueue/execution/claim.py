@@ -30,7 +30,10 @@ from callqueue.ledger import ledger_time, settings
 from callqueue.transitions import Job
 
 # what is read of an attempt, and of its call
-OF_ATTEMPT = ("id", "number", "queue", "cost", "send_at", "released_at", "started_at", "worker")
+OF_ATTEMPT = (
+    "id", "number", "rule", "key", "queue", "cost", "send_at", "released_at", "started_at",
+    "worker",
+)  # fmt: skip
 READS = (
     "id", "rule", "key", "cost", "method", "failed_count", "throttled_count", "unique_key",
     "callback", "first_sent_dt", "due_at_dt", "trace_context", "status", "last_attempt",
@@ -150,7 +153,15 @@ def _can_begin(row: Mapping[str, Any], worker: str) -> bool:
     is_waited_for = (
         row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"]
     )
-    return is_free and row["a.finished_at"] is None and is_waited_for
+    return is_free and row["a.finished_at"] is None and is_waited_for and _is_charged(row)
+
+
+def _is_charged(row: Mapping[str, Any]) -> bool:
+    """Whether the call is what the attempt was charged as: other code may have changed it since."""
+    if row["a.rule"] != row["c.rule"] or row["a.key"] != row["c.key"]:
+        return False
+    charged, costs = row["a.cost"], row["c.cost"]
+    return charged == costs or repr(charged) == repr(costs)  # NaN, of other code, is not itself
 
 
 def _read_clock(

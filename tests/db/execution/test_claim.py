@@ -99,6 +99,30 @@ def test_an_old_message_after_a_requeue_makes_nothing(rules: Rules, remote: Vend
     assert not remote.requests
 
 
+@pytest.mark.parametrize("change", [{"rule": "full"}, {"key": "full"}, {"cost": 6}])
+def test_what_other_code_changed_after_its_release_is_not_made_by_the_old_charge(
+    rules: Rules, remote: Vendor, change: dict[str, Any]
+) -> None:
+    """It would be over the limit that counts it now."""
+    an_hour = SlidingWindow("5/h", per="key")
+    rules(default=Rule(limits=[an_hour]), full=Rule(limits=[an_hour]))
+    for options in ({"rule": "full", "key": "k"}, {"key": "full"}):
+        send(cost=5, **options)
+    executor.execute("default", [pk for call in release() for pk in attempts_of(call)])
+    call = send(key="k")
+    assert release() == [call]
+    CallQueue.objects.filter(pk=call.pk).update(**change)
+    assert executor.execute("default", attempts_of(call)) == 0
+    assert fresh(call).status == Status.NEW
+    assert call.attempts.get().outcome == "voided"
+    assert release() == []
+    assert len(remote.requests) == 2
+
+
+def attempts_of(call: CallQueue) -> list[int]:
+    return list(call.attempts.values_list("pk", flat=True))
+
+
 def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rules: Rules) -> None:
     rules(r=Rule())
     send("r")
