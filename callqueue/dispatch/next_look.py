@@ -98,9 +98,8 @@ class Streak:
 
     locked: int = 0  # another pass had the rules
     fruitless: int = 0  # nothing was released; passes in the middle of a round do not count
-    # it was woken for calls that were ready, found none, and nothing to wait for: they are locked
+    # nothing was released, and there was nothing to wait for: what is ready is locked
     in_vain: int = 0
-    is_woken: bool = False  # the next pass is made since calls are ready
 
 
 NO_STREAK = Streak()
@@ -160,15 +159,15 @@ def when_passed(
     between two looks for calls that are ready.
     """
     fruitless = 0 if has_released else last.fruitless + (not wait.is_mid_round)
-    streak = replace(last, locked=0, fruitless=fruitless, is_woken=False)
+    streak = replace(last, locked=0, fruitless=fruitless)
     if wait.is_unfinished and fruitless < FRUITLESS and not wait.on_room:
         look = NextLook(goes_on=True)
     elif opens_in is not None or wait.on_answer or wait.on_room:
         look = NextLook(after=REVIEW if opens_in is None else min(REVIEW, opens_in))
     else:
-        rest = _growing(poll, last.in_vain) if last.in_vain else 0.0
-        look = NextLook(after=rest, on_ready=True)
-        streak = replace(streak, in_vain=0 if has_released else last.in_vain + last.is_woken)
+        in_vain = 0 if has_released else last.in_vain + 1
+        look = NextLook(after=_growing(poll, in_vain - 1) if in_vain > 1 else 0.0, on_ready=True)
+        streak = replace(streak, in_vain=in_vain)
     return replace(
         look,
         on_answer=wait.on_answer,
@@ -220,8 +219,7 @@ class RuleGroup:
 
     def wake(self) -> None:
         """A call is ready: a pass is wanted at once."""
-        streak = replace(self.next_look.streak, is_woken=True)
-        self.next_look, self.look_at = replace(self.next_look, on_ready=False, streak=streak), 0.0
+        self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
 
     def has_room(self) -> None:
         """Whoever makes the calls has made some: a pass is wanted soon, for several together."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from callqueue.dispatch.next_look import (
 from callqueue.ledger.account import GLANCED, Glance
 
 POLL = 0.05
-WOKEN = Streak(is_woken=True)
 UNFINISHED = Wait(is_unfinished=True)
 
 
@@ -150,24 +148,15 @@ def test_what_is_blocked_is_looked_at_when_it_may_go(
 
 
 def test_calls_that_are_ready_and_locked_are_minded_ever_less() -> None:
-    look, rests = passed(last=WOKEN), []
+    look, rests = passed(), []
     for _ in range(8):
         assert look.on_ready
         rests.append(look.after)
-        look = passed(last=replace(look.streak, is_woken=True))
+        look = passed(last=look.streak)
     assert rests[:3] == [0.0, 2 * POLL, 4 * POLL]
     assert rests[-1] == REVIEW
-    assert passed(last=look.streak, has_released=True).streak.in_vain == 0
-
-
-def test_passes_that_no_call_woke_put_the_next_one_off_by_nothing() -> None:
-    """Such as those for answers, of which another dispenser made use."""
-    group = RuleGroup(("r",))
-    for _ in range(8):
-        group.obey(passed(last=group.next_look.streak), now=5.0)
-        assert (group.rests, group.look_at) == (True, 5.0)
-    group.wake()
-    assert group.next_look.streak.is_woken
+    served = passed(last=look.streak, has_released=True)
+    assert (served.after, served.streak.in_vain) == (0.0, 0)
 
 
 # --- What a dispenser does by it
