@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,10 +29,11 @@ from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, CallQueue, KeyTurn
+from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
 from callqueue.outcome import HoldUntil
 from callqueue.states import Move
 from callqueue.transitions import Job
+from tests.db import commands
 from tests.support.behaviour import release, send
 from tests.support.cutting import cut, deeds
 from tests.support.length import AT_LENGTH
@@ -305,28 +307,85 @@ def test_an_act_is_one_commit(name: str) -> None:
     assert len(made) == act.commits, made
 
 
+def struck(act: Act, place: int, deed: str = "") -> Iterator[str]:
+    """Begin anew and do the act with a cut at its first moment, and so on; what each moment was. In
+    `make test`, at every fourth moment, from another on for each place.
+    """
+    number, step = (1, 1) if os.environ.get(AT_LENGTH) else (1 + place % 4, 4)
+    while True:
+        given = begin_anew(act)
+        with (
+            cut(number, deed or deeds()[number % len(deeds())]) as made,
+            suppress(DatabaseError, callqueue.exceptions.CallQueueError),
+        ):
+            act.do(given)
+        transitions.end_deferred("default")  # while a cut connection lets its rows go
+        yield made.story
+        if not made.came:
+            return
+        number += step
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize("name", [name for name, act in ACTS.items() if act.commits == 1])
 def test_an_act_that_is_cut_anywhere_is_done_or_not(name: str) -> None:
-    """In `make test`, at every fourth moment, from another on for each act."""
     act = ACTS[name]
     given = begin_anew(act)
     before = state()
     act.do(given)
     after = state()
-    number, step = 1, 1
-    if not os.environ.get(AT_LENGTH):
-        number, step = 1 + list(ACTS).index(name) % 4, 4
-    while True:
-        given = begin_anew(act)
-        assert state() == before
-        with (
-            cut(number, deeds()[number % len(deeds())]) as made,
-            suppress(DatabaseError, callqueue.exceptions.CallQueueError),
-        ):
-            act.do(given)
-        transitions.end_deferred("default")  # while a cut connection lets its rows go
-        assert state() in (before, after), made.story
-        if not made.came:
-            return
-        number += step
+    for story in struck(act, list(ACTS).index(name)):
+        assert state() in (before, after), story
+
+
+def old() -> None:
+    """Calls that ended so long ago that cleanup takes them, one that waits, and a hold."""
+    made, long_ago = calls(4), database.clock("default") - timedelta(days=400)
+    ends = (states.DONE, states.FAILED, states.UNKNOWN)
+    for call, status in zip(made[1:], ends, strict=True):
+        rows = CallQueue.objects.filter(pk=call.pk)
+        rows.update(status=status, finished_at_dt=long_ago, ready=False)
+        times = {"released_at": long_ago, "finished_at": long_ago, "outcome": "succeeded"}
+        CallAttempt.objects.create(call=call, number=1, rule="r", queue="q", **times)
+    Hold.objects.create(rule="r", per="rule", value="", until=long_ago, began_at=long_ago)
+
+
+COMMANDS = {
+    "cleanup --older-than 30d": old,
+    "requeue --status failed": ended(states.FAILED),
+    "cancel --all": calls,
+    "status --json": calls,
+    "simulate --rule r --calls 10": calls,
+    "audit": old,
+    "pause r": calls,
+    "resume r": held_thrice,
+}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_that_is_cut_anywhere_is_done_all_the_same(line: str) -> None:
+    """Its connection is cut: that it does its work again after a conflict follows."""
+
+    def run(_: Any) -> None:
+        assert commands.run(*line.split()).code == 0
+
+    act = Act(COMMANDS[line], run)
+    run(begin_anew(act))
+    after, stories = state(), list[str]()
+    for story in struck(act, list(COMMANDS).index(line), deeds()[0]):
+        stories.append(story)
+        assert state() == after, story
+    assert any(stories), "nothing was cut"
+
+
+def test_a_file_of_calls_that_is_cut_anywhere_is_sent_once_or_not_at_all(tmp_path: Path) -> None:
+    """A command that cannot know whether it was done says so, and does not do it again."""
+    path = tmp_path / "calls"
+    path.write_text('{"method": "get", "params": {"url": "http://vendor.example/"}}\n' * 3)
+    ran: list[commands.Ran] = []
+    act = Act(lambda: None, lambda _: ran.append(commands.run("send", "--rule", "r", str(path))))
+    for story in struck(act, 0):
+        count = CallQueue.objects.count() - 1  # of the permit that was there
+        assert count in (0, 3) and ran[-1].code in ((0, 1) if story else (0,)), story
+        assert count == 3 or ran[-1].code == 1, story

@@ -20,14 +20,11 @@ from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, LedgerState
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, send
+from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
 WIDE = SlidingWindow("10000/s")
-
-
-def fresh(call: CallQueue) -> CallQueue:
-    return CallQueue.objects.get(pk=call.pk)
 
 
 def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go_on(
@@ -73,30 +70,6 @@ def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -
         written = (attempt.lease_until - attempt.started_at).total_seconds()
         assert own == pytest.approx(timeout + conf.current().grace, abs=LEAD)
         assert own - 0.001 <= written <= own + LEAD
-
-
-def test_a_message_that_comes_twice_makes_one_request(rules: Rules, remote: Vendor) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    call = send()
-    release()
-    pk = call.attempts.get().pk
-    assert executor.execute("default", [pk]) == 1
-    assert executor.execute("default", [pk]) == 0
-    assert executor.execute("default", [pk, pk, pk + 1000]) == 0
-    assert len(remote.requests) == 1
-
-
-def test_an_old_message_after_a_requeue_makes_nothing(rules: Rules, remote: Vendor) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    call = send()
-    release()
-    old = call.attempts.get().pk
-    call.cancel()
-    call.requeue()
-    assert executor.execute("default", [old]) == 0
-    release()
-    assert executor.execute("default", [old]) == 0
-    assert not remote.requests
 
 
 @pytest.mark.parametrize("change", [{"rule": "full"}, {"key": "full"}, {"cost": 6}])

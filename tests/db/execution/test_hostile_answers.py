@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.apps import apps
-from django.db import DataError, IntegrityError, OperationalError, models
+from django.db import DataError, IntegrityError, models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,9 +34,9 @@ from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
 from callqueue.texts import storable
-from tests.support.behaviour import Vendor, make_together, release, response, run, send
+from tests.support.behaviour import Vendor, make_together, release, response, send
 from tests.support.length import examples
-from tests.support.peer import Peer, answer_bytes, answering
+from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -75,10 +75,6 @@ def _said(path: str) -> Any:
 def _nothing_said() -> Iterator[None]:
     yield
     verdicts.clear()
-
-
-def fresh(call: CallQueue) -> CallQueue:
-    return CallQueue.objects.get(pk=call.pk)
 
 
 def answered(
@@ -185,68 +181,6 @@ def test_every_attempt_of_a_message_ends_as_its_own_answer_says(
     assert clocks.monotonic() - began < 30
 
 
-@pytest.mark.fault
-@FUZZED
-@given(st.lists(said, min_size=1, max_size=4))
-def test_every_handler_fails_by_itself_whatever_it_says(rules: Rules, listed: list[Any]) -> None:
-    rules(r=Rule(), more={"HANDLERS": {"own": f"{NAME}.handle"}})
-    Hold.objects.all().delete()
-    CallQueue.objects.all().delete()
-    CallAttempt.objects.all().delete()
-    calls = []
-    for number, verdict in enumerate(listed):
-        verdicts[f"/{number}"] = verdict
-        calls.append(
-            CallQueue.objects.send({"method": "own", "params": {"path": f"/{number}"}}, rule="r")
-        )
-    as_one_message()
-    for call, verdict in zip(calls, listed, strict=True):
-        assert call is not None
-        attempt = call.attempts.get()
-        assert attempt.finished_at is not None
-        if isinstance(verdict, BaseException):
-            assert (attempt.outcome, fresh(call).status) == (states.ERRORED, Status.ERROR)
-            assert attempt.error_message.startswith(type(verdict).__name__)
-
-
-def test_over_a_socket_every_call_of_a_message_ends_as_its_own_answer_says(rules: Rules) -> None:
-    long = b"=" * (1 << 20)
-    served = {
-        "/whole": answer_bytes(b"ok"),
-        "/charset": answer_bytes(b"ok", Content_Type="text/html; charset=undefined"),
-        "/half": answer_bytes(
-            b"\xed\xa0\xbd", "404 Not Found", Content_Type="text/html; charset=unicode_escape"
-        ),
-        "/colon": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nno colon here\r\n\r\nok",
-        "/bytes": b"HTTP/1.1 200 \xff\xfe\r\nX\xff: \x00\xff\r\nContent-Length: 2\r\n\r\nok",
-        "/long": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(long), long),
-        "/interim": b"HTTP/1.1 103 Hints\r\n\r\n" * 30 + answer_bytes(b"ok"),
-    }
-    rules(r=Rule(read_timeout=3), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
-    with Peer(answering(lambda seen: served[seen.target])) as peer:
-        calls = {
-            path: CallQueue.objects.send(
-                {"method": "post", "params": {"url": peer.url(path)}}, rule="r", unique_key=path
-            )
-            for path in served
-        }
-        as_one_message()
-    ended = {path: fresh(call).status for path, call in calls.items() if call}
-    assert ended == dict.fromkeys(served, Status.DONE) | {
-        "/half": Status.FAILED,
-        "/interim": Status.UNKNOWN,
-    }
-    kept = {path: call.attempts.get().response_body for path, call in calls.items() if call}
-    assert (kept["/charset"], kept["/half"], len(kept["/long"])) == (
-        "ok",
-        "7aC9",
-        65536,
-    )
-    assert calls["/half"] is not None
-    assert calls["/half"].answer is not None
-    assert calls["/half"].answer.body == b"\xed\xa0\xbd"
-
-
 def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(classify=f"{NAME}.classify"), more={"HANDLERS": {"own": f"{NAME}.handle"}})
     verdicts["/"] = GiveUp(f"no such pet: {HALF}\0")
@@ -287,19 +221,6 @@ def test_what_others_say_is_stored_by_fields_that_make_it_storable() -> None:
     for column in columns:
         if column.name in free - {"call_data"}:
             assert type(column) in (ToldTextField, ToldJSONField, SealedTextField), column
-
-
-@pytest.mark.django_db
-def test_it_is_made_storable_whatever_way_it_is_written(rules: Rules) -> None:
-    rules(r=Rule())
-    call = send("r")
-    CallQueue.objects.filter(pk=call.pk).update(error_message=f"\0{HALF}")
-    assert fresh(call).error_message == "\ufffd"
-    call.error_message = f"a\0{HALF}"
-    call.save()
-    assert fresh(call).error_message == "a\ufffd"
-    hold = Hold.objects.create(rule="r", reason=f"{HALF}\0b")
-    assert Hold.objects.get(pk=hold.pk).reason == "\ufffdb"
 
 
 # --- What a database refuses
@@ -357,38 +278,6 @@ def test_a_report_that_the_database_takes_in_no_form_keeps_no_other_from_it(
     assert [r.facts["call_id"] for r in caplog.records if r.event == "record_failed"] == [
         calls[1].pk
     ]  # type: ignore[attr-defined]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_database_that_is_away_is_waited_for(
-    settings: Any, remote: Vendor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.CALLQUEUE = {"RULES": {"r": Rule()}}
-    calls = [send("r", f"/{number}") for number in range(2)]
-    write, failures = recorder.write, [OperationalError("gone"), OperationalError("gone")]
-
-    def failing(*call: Any) -> int:
-        if failures:
-            raise failures.pop()
-        return write(*call)
-
-    monkeypatch.setattr(recorder, "write", failing)
-    as_one_message()
-    assert not failures
-    assert [fresh(call).status for call in calls] == [Status.DONE] * 2
-
-
-def test_an_announcement_that_fails_undoes_no_record(
-    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule())
-    call = send("r", callback="tasks.told")
-    monkeypatch.setattr(
-        recorder.callbacks, "log", lambda *_: (_ for _ in ()).throw(OperationalError("gone"))
-    )
-    as_one_message()
-    assert fresh(call).status == Status.DONE
-    assert fresh(call).callback_pending
 
 
 # --- What a hook may raise
@@ -532,35 +421,6 @@ def test_a_listener_that_raises_keeps_nobody_else_from_hearing(
     assert len(failed) == 3
     assert "first" in failed[0]["receiver"]
     assert failed[0]["error"] == type(error).__name__
-
-
-def test_an_eager_callback_that_raises_keeps_no_other_from_being_told(
-    rules: Rules, remote: Vendor, settings: Any
-) -> None:
-    from celery import current_app, shared_task
-
-    told: list[int] = []
-
-    @shared_task(name="tests.callback_that_leaves")
-    def leaving(call_id: int, status: str) -> None:
-        raise SystemExit
-
-    @shared_task(name="tests.callback_that_hears")
-    def hearing(call_id: int, status: str) -> None:
-        told.append(call_id)
-
-    rules(r=Rule())
-    bad, good = (
-        send("r", callback="tests.callback_that_leaves"),
-        send("r", callback="tests.callback_that_hears"),
-    )
-    eager, current_app.conf.task_always_eager = current_app.conf.task_always_eager, True
-    try:
-        run()
-    finally:
-        current_app.conf.task_always_eager = eager
-    assert told == [good.pk]
-    assert {fresh(bad).status, fresh(good).status} == {Status.DONE}
 
 
 # --- Rules apart

@@ -13,20 +13,16 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
 from callqueue.execution import wire
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import travel
 from tests.support.behaviour import WHEN_LOST, Vendor, response, run, send
+from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
-
-
-def fresh(call: CallQueue) -> CallQueue:
-    return CallQueue.objects.get(pk=call.pk)
 
 
 def nobody(why: str, **how: bool) -> wire.Answer:
@@ -74,26 +70,6 @@ def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
     assert (hold.rule, hold.per, hold.value) == ("r", "key", "T1")
     assert timedelta(seconds=25) < hold.until - ledger_time.now("default") < timedelta(seconds=31)
     assert fresh(same).status in (Status.NEW, Status.DONE, Status.ERROR)
-
-
-def test_ten_refusals_in_flight_are_one_hold(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s")]))
-    remote.answers["/"] = 429
-    told: list[Any] = []
-
-    def listen(**facts: Any) -> None:
-        told.append(facts)
-
-    callqueue.rule_held.connect(listen)
-    try:
-        for _ in range(10):
-            send("r")
-        run()
-    finally:
-        callqueue.rule_held.disconnect(listen)
-    assert Hold.objects.count() == 1
-    assert len(told) == 1
-    assert told[0]["rule"] == "r"
 
 
 @pytest.mark.parametrize(
@@ -185,15 +161,6 @@ def test_a_rule_may_judge_answers_itself(
     run()
     assert fresh(call).status == status
     assert Hold.objects.count() == (say == "held")
-
-
-def test_a_classify_that_fails_leaves_the_default_verdict(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(classify=lambda answer: 1 / 0))
-    call = send("r")
-    run()
-    call = fresh(call)
-    assert call.status == Status.DONE
-    assert "classify failed" in call.attempts.get().error_message
 
 
 def test_settle_corrects_the_charge(rules: Rules, remote: Vendor) -> None:

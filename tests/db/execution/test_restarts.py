@@ -41,12 +41,10 @@ from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import executor
 from callqueue.execution.flight import Flight
-from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
-from tests.db import commands
 from tests.support.behaviour import Vendor, release, send
 from tests.support.cutting import STRUCK_AFTER, STRUCK_BEFORE, cut, deeds, kill_this_connection
 from tests.support.length import AT_LENGTH
@@ -465,176 +463,35 @@ def test_the_dispensers_patience_is_that_of_its_passes_only(
     assert set(inside) == {"5s"}
 
 
-class Until:
-    """Takes messages until so many calls have one; then the dispenser is told to stop."""
-
-    def __init__(self, wanted: set[int]) -> None:
-        self.wanted, self.stop, self.ids = wanted, threading.Event(), list[int]()
-
-    def __call__(self, using: str, messages: Any) -> bool:
-        self.ids += [pk for _, some in messages for pk in some]
-        open_now = (
-            CallAttempt.objects.using(using).unbegun().filter(pk__in=self.ids, call__in=self.wanted)
-        )
-        if open_now.values("call").distinct().count() == len(self.wanted):
-            self.stop.set()
-        return True
-
-
-def _scene() -> dict[str, CallQueue]:
-    """Calls to be released, one to be expired, one whose message was lost, one whose worker was."""
-    now = database.clock("default")
-    lost, unheard = send("other", method="post"), send("quiet")
-    release()
-    past = now - timedelta(seconds=1)
-    over = past - ledger_time.moved("default") * database.MICROSECOND
-    CallAttempt.objects.update(lease_until=over)
-    CallAttempt.objects.filter(call=lost).update(started_at=over, worker="a-worker")
-    late = send("r")
-    CallQueue.objects.filter(pk=late.pk).update(expires_at_dt=past)
-    return {
-        "lost": lost,
-        "unheard": unheard,
-        "late": late,
-        "a": send("r"),
-        "b": send("other"),
-        "c": send("r"),
-    }
-
-
-def _judge_scene(calls: dict[str, CallQueue], story: str) -> None:
-    now = _fresh(calls)
-    assert now["lost"].status == Status.UNKNOWN, story
-    assert now["late"].status == Status.EXPIRED, story
-
-
 @pytest.mark.fault
-def test_a_dispenser_is_struck_at_every_moment(deed: str, told: list[tuple[int, str]]) -> None:
+def test_a_dispenser_is_struck_at_every_moment(deed: str) -> None:
     made: dict[str, Any] = {}
 
-    def prepare() -> dict[str, CallQueue]:
-        calls = _scene()
-        made["until"] = Until({calls[name].pk for name in ("unheard", "a", "b", "c")})
-        made["dispenser"] = Dispenser(publish=made["until"])
-        told.clear()
-        return calls
+    def prepare() -> set[int]:
+        pks = {send("r").pk, send("other").pk}
+        ids, stop = made["ids"], made["stop"] = list[int](), threading.Event()
 
-    def work(calls: dict[str, CallQueue]) -> None:
-        made["dispenser"].run(stop=made["until"].stop, seconds=20)
+        def publish(using: str, messages: Any) -> bool:
+            """Until each call has a message of an attempt that is open."""
+            ids.extend(pk for _, some in messages for pk in some)
+            unbegun = CallAttempt.objects.unbegun().filter(pk__in=ids)
+            if set(unbegun.values_list("call", flat=True)) == pks:
+                stop.set()
+            return True
 
-    def judge(calls: dict[str, CallQueue], story: str) -> None:
-        assert made["until"].stop.is_set(), f"{story}: {list(CallAttempt.objects.values())}"
+        made["dispenser"] = Dispenser(publish=publish)
+        return pks
+
+    def work(_: set[int]) -> None:
+        made["dispenser"].run(stop=made["stop"], seconds=20)
+
+    def judge(pks: set[int], story: str) -> None:
+        assert made["stop"].is_set(), f"{story}: {list(CallAttempt.objects.values())}"
         open_now = set(CallAttempt.objects.open().values_list("pk", flat=True))
-        assert open_now <= set(made["until"].ids), story
-        assert len(open_now) == 4, story
-        _judge_scene(calls, story)
-        assert len(made["until"].ids) == len(set(made["until"].ids)), story
+        assert open_now <= set(made["ids"]) and len(open_now) == len(pks), story
+        assert len(made["ids"]) == len(set(made["ids"])), story
 
     assert at_every_moment(deed, prepare, work, judge) >= 10
-
-
-OLD = {"DONE": Status.DONE, "FAILED": Status.FAILED, "UNKNOWN": Status.UNKNOWN, "NEW": Status.NEW}
-
-
-def _old_calls() -> dict[str, CallQueue]:
-    long_ago = database.clock("default") - timedelta(days=400)
-    calls = {name: send("r") for name in OLD}
-    for name, status in OLD.items():
-        ended = None if status == Status.NEW else long_ago
-        CallQueue.objects.filter(pk=calls[name].pk).update(
-            status=status, finished_at_dt=ended, ready=status == Status.NEW
-        )
-        CallAttempt.objects.create(
-            call_id=calls[name].pk,
-            number=1,
-            rule="r",
-            queue="q",
-            released_at=long_ago,
-            finished_at=long_ago,
-            outcome="succeeded",
-        )
-    Hold.objects.create(
-        rule="r",
-        per="rule",
-        value="",
-        until=long_ago,
-        began_at=long_ago,
-        reason="",
-        source="provider",
-    )
-    return calls
-
-
-def _cleaned(calls: dict[str, CallQueue]) -> bool:
-    return (
-        list(CallQueue.objects.values_list("status", flat=True)) == [Status.NEW]
-        and not Hold.objects.exists()
-    )
-
-
-COMMANDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, CallQueue]], bool]]] = {
-    "cleanup": (("--older-than", "30d"), _cleaned),
-    "requeue": (
-        (
-            "--status",
-            "failed",
-        ),
-        lambda calls: _fresh(calls)["FAILED"].status == Status.NEW,
-    ),
-    "cancel": (
-        ("--all",),
-        lambda calls: _fresh(calls)["NEW"].status == Status.CANCELLED,
-    ),
-    "status": (("--json",), lambda calls: True),
-    "audit": ((), lambda calls: True),
-    "simulate": (("--rule", "r", "--calls", "10"), lambda calls: True),
-    "pause": (("r",), lambda calls: Hold.objects.filter(rule="r", source="operator").count() == 1),
-    "resume": (("r",), lambda calls: not Hold.objects.exists()),
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.fault
-def test_a_command_is_struck_at_every_moment(name: str) -> None:
-    """Its connection is cut: that it does its work again after a conflict follows."""
-    deed = deeds()[0]
-    arguments, has_done_it = COMMANDS[name]
-    ran: list[commands.Ran] = []
-
-    def judge(calls: dict[str, CallQueue], story: str) -> None:
-        assert ran[-1].code == 0, f"{story}: {ran[-1]}"
-        assert has_done_it(calls), story
-
-    at_every_moment(
-        deed,
-        _old_calls,
-        lambda _: ran.append(commands.run(name, *arguments)),
-        judge,
-        is_of_each=False,
-    )
-    # a simulation asks for the limits in force, and for the time: little to strike
-    assert len(ran) > (1 if name == "simulate" else 2)
-
-
-def test_a_file_of_calls_is_sent_once_or_not_at_all(deed: str, tmp_path: Any) -> None:
-    """A command that cannot know whether it was done says so, and does not do it again."""
-    path = tmp_path / "calls"
-    path.write_text('{"method": "get", "params": {"url": "http://vendor.example/"}}\n' * 3)
-    ran: list[commands.Ran] = []
-
-    def judge(_: None, story: str) -> None:
-        count = CallQueue.objects.count()
-        assert count in (0, 3), story
-        assert ran[-1].code == 0 if not story else ran[-1].code in (0, 1), story
-        assert count == 3 or ran[-1].code == 1, story
-
-    at_every_moment(
-        deed,
-        lambda: None,
-        lambda _: ran.append(commands.run("send", "--rule", "r", str(path))),
-        judge,
-        is_of_each=False,
-    )
 
 
 def test_a_pass_inside_somebody_elses_transaction_sets_no_patience_for_it(
