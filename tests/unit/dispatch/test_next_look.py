@@ -179,6 +179,7 @@ def test_a_group_at_rest_is_due_once_a_call_is_ready() -> None:
 def test_a_group_that_waits_is_due_once_there_is_news_of_an_attempt(news: Glance) -> None:
     group, other = RuleGroup(("a", "b")), Glance(1, 0, 60)
     group.obey(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
+    assert group.waits_for_answer
     group.notice({"a": Glance(2, 2, 70), "b": other})
     assert not group.is_due(now=5.0)
     group.notice({"a": news, "b": other})

@@ -81,6 +81,10 @@ def test_a_costly_call_shuts_its_budget_for_those_behind_it() -> None:
     of = account(r=Rule(limits=[SlidingWindow("5/m")]))
     waiting = calls("r", 1, cost=3) + calls("r", 2, cost=4) + calls("r", 3)
     assert released(planning.plan(of, {"r": waiting}, FREE, {})) == [1]
+    shared = SlidingWindow("5/m", name="account")
+    of = account(a=Rule(limits=[shared], priority=1), b=Rule(limits=[shared]))
+    waiting_of = {"a": calls("a", 1, cost=3) + calls("a", 2, cost=4), "b": calls("b", 3)}
+    assert released(planning.plan(of, waiting_of, FREE, {})) == [1], "of other rules too"
 
 
 def test_the_roomier_queue_is_taken_and_a_held_one_is_not() -> None:
@@ -109,11 +113,24 @@ def test_workers_are_sent_no_more_than_they_have_room_for() -> None:
 
 
 def test_whoever_makes_calls_has_no_more_of_a_kind_than_there_is_room_for() -> None:
-    waiting = (
-        calls("r", 1, 2) + calls("r", 3, 4, method="celery_task") + calls("r", 5, method="permit")
-    )
-    made = planning.plan(account(r=Rule()), {"r": waiting}, FREE, {}, Room(http=1, handled=1))
-    assert (released(made), made.wait) == ([1, 3, 5], Wait(on_room=True))
+    waiting = calls("r", 1, 2, 3) + calls("r", 4, 5, method="celery_task")
+    waiting += calls("r", 6, method="permit")
+    made = planning.plan(account(r=Rule()), {"r": waiting}, FREE, {}, Room(http=2, handled=1))
+    assert (released(made), made.wait) == ([1, 2, 4, 6], Wait(on_room=True))
+
+
+@pytest.mark.parametrize(
+    ("first", "releases", "kept_back"), [("permit", [1], [2]), ("get", [], [])]
+)
+def test_a_key_waits_for_nothing_that_a_waiter_leaves_to_workers(
+    first: str, releases: list[int], kept_back: list[int]
+) -> None:
+    """Its room is not taken after all, so nobody may be kept back by it."""
+    of = account(r=Rule(limits=[SlidingWindow("1/m", per="key")]))
+    waiting = calls("r", 1, key="a", method=first) + calls("r", 2, key="a", method="permit")
+    made = planning.plan(of, {"r": waiting}, FREE, {})
+    made.leave_to_workers()
+    assert (released(made), [call.id for call, _ in made.kept_back]) == (releases, kept_back)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +143,8 @@ def test_a_call_goes_ahead_of_its_slot_by_the_lead_and_not_past_its_end(
     of = account(lead / SECOND, r=Rule(limits=[SlidingWindow("1/m", jitter=0)]))
     ((budget,),) = of.book.budgets.values()
     of.aged[budget.id, ""] = [(NOW - 60 * SECOND + 250_000, 1)]
-    expires_at = None if expires_in is None else from_us(NOW + expires_in)
+    of.moved = 7 * SECOND
+    expires_at = None if expires_in is None else from_us(NOW + of.moved + expires_in)
     made = planning.plan(of, {"r": calls("r", 1, expires_at=expires_at)}, FREE, {})
     sent = [one.send_at for one in made.releases]
     assert sent == ([] if send_in is None else [NOW + send_in])
@@ -138,6 +156,22 @@ def test_a_rule_has_as_much_room_as_the_tightest_of_its_own_limits() -> None:
     of = account(r=Rule(limits=limits))
     assert planning.room(of, "r", 500, [""]) == 4
     assert planning.room(of, "r", 3, [""]) == 3
+    of = account(r=Rule(queues=["e1", "e2"], limits=[SlidingWindow("2/m", per="queue")]))
+    assert [planning.room(of, "r", 9, queues) for queues in (["e1", "e2"], ["e2"], [])] == [4, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("is_open", "most", "cost", "fits"),
+    [(0, 9, 1, 5), (0, 3, 1, 3), (0, 9, 2, 2), (0, 9, 5, 1), (0, 9, 6, 0), (4, 9, 1, 1), (5, 9, 1, 0), (0, 0, 1, 0)],
+)  # fmt: skip
+def test_as_many_fit_as_there_is_room_for(is_open: int, most: int, cost: int, fits: int) -> None:
+    limits = [SlidingWindow("5/m", unit="tokens"), SlidingWindow("3/m")]
+    of = account(r=Rule(limits=limits))
+    tokens, _ = of.book.budgets["r"]
+    of.open[tokens.id, ""] = is_open
+    assert planning.most_that_fits(of.meter(tokens), NOW, most, cost) == fits
+    (call,) = calls("r", 1, cost={"tokens": cost})
+    assert planning.room_for(of, call, most) == fits
 
 
 def test_a_rule_opens_by_the_queue_that_is_free_first_and_says_which_limit_comes_last() -> None:
@@ -149,6 +183,9 @@ def test_a_rule_opens_by_the_queue_that_is_free_first_and_says_which_limit_comes
     assert planning.opens(of, "r", ["e1", "e2"]) == (NOW + 30 * SECOND + 1, of_queue)
     assert planning.opens(of, "r", ["e1"]) == (NOW + 50 * SECOND + 1, of_queue)
     assert planning.opens(of, "r", []) == (None, None), "all are held"
+    free = account(r=Rule(queues=["e1", "e2"], limits=limits))
+    assert planning.opens(free, "r", ["e1", "e2"]) == (NOW, free.book.budgets["r"][0])
+    assert planning.opens(account(r=Rule()), "r", [""]) == (NOW, None)
     full = account(r=Rule(queues=["e1", "e2"], limits=limits))
     full.open[of_rule.id, ""] = 9
     assert planning.opens(full, "r", ["e1", "e2"]) == (None, of_rule)
