@@ -363,7 +363,7 @@ class Waiter:
     def _found(self) -> int | None:
         """The row that was inserted, though its inserter may not know."""
         rows = tables.calls(self.using).filter(idempotency_key=self._identity)
-        return rows.filter(method=states.PERMIT).values_list("pk", flat=True).first()
+        return rows.values_list("pk", flat=True).first()
 
     def _seen(self, pk: int, due_at: datetime, now: datetime) -> Seen | None:
         """What has become of it; None where its row is gone. One statement.
