@@ -2,4 +2,55 @@
 them, and why.
 """
 
-EQUIVALENT: dict[str, str] = {}
+_BY_REASON = {
+    "Of two fields that are wrong, either may be named first.": [
+        "limits/rules.py Breaker.__post_init__: _number(self, \"factor\", 1, 100) _seconds(self, \"longest\", 0.1, 86400) -> _seconds(self, 'longest', 0.1, 86400) _number(self, 'factor', 1, 100)",
+        "limits/rules.py Breaker.__post_init__: _seconds(self, \"hold\", 0.1, 86400) _number(self, \"factor\", 1, 100) -> _number(self, 'factor', 1, 100) _seconds(self, 'hold', 0.1, 86400)",
+        "limits/rules.py Breaker.__post_init__: _seconds(self, \"within\", 0.1, 86400) _seconds(self, \"hold\", 0.1, 86400) -> _seconds(self, 'hold', 0.1, 86400) _seconds(self, 'within', 0.1, 86400)",
+        "limits/rules.py Breaker.__post_init__: _whole(self, \"failures\", 1, 10_000) _seconds(self, \"within\", 0.1, 86400) -> _seconds(self, 'within', 0.1, 86400) _whole(self, 'failures', 1, 10000)",
+        "limits/rules.py Retry.__post_init__: _number(self, \"factor\", 1, 100) _seconds(self, \"cap\", 0, 30 * 86400) -> _seconds(self, 'cap', 0, 30 * 86400) _number(self, 'factor', 1, 100)",
+        "limits/rules.py Retry.__post_init__: _seconds(self, \"base\", 0, 86400) _number(self, \"factor\", 1, 100) -> _number(self, 'factor', 1, 100) _seconds(self, 'base', 0, 86400)",
+        "limits/rules.py Retry.__post_init__: _seconds(self, \"cap\", 0, 30 * 86400) _seconds(self, \"max_hold\", 0, 366 * 86400) -> _seconds(self, 'max_hold', 0, 366 * 86400) _seconds(self, 'cap', 0, 30 * 86400)",
+        "limits/rules.py Retry.__post_init__: _seconds(self, \"max_hold\", 0, 366 * 86400) _flag(self, \"jitter\") -> _flag(self, 'jitter') _seconds(self, 'max_hold', 0, 366 * 86400)",
+        "limits/rules.py Retry.__post_init__: _whole(self, \"max_attempts\", 1, 1000) _whole(self, \"max_rate_limited\", 0, 100_000) -> _whole(self, 'max_rate_limited', 0, 100000) _whole(self, 'max_attempts', 1, 1000)",
+        "limits/rules.py Retry.__post_init__: _whole(self, \"max_rate_limited\", 0, 100_000) _seconds(self, \"base\", 0, 86400) -> _seconds(self, 'base', 0, 86400) _whole(self, 'max_rate_limited', 0, 100000)",
+        "limits/rules.py Rule.__post_init__: _whole(self, \"priority\", -32768, 32767) _check_idempotency(self) -> _check_idempotency(self) _whole(self, 'priority', -32768, 32767)",
+    ],
+    "One of the two only computes.": [
+        "execution/claim.py _begun: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
+        "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [columns_of_call(result, locked.wall) for result in results] -> rows = [columns_of_call(result, locked.wall) for result in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
+        "ledger/tallies.py _correct: charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit) correct = one.settle_ended if by.settled else one.correct -> correct = one.settle_ended if by.settled else one.correct charged, cost = (cost_of(by.charged, unit), cost_of(by.cost, unit))",
+        "ledger/settings.py Party._silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",
+        "sending/call_data.py check_task_params: refuse_unknown(params, TASK_PARAMS) name = params.get(\"name\") -> name = params.get('name') refuse_unknown(params, TASK_PARAMS)",
+    ],
+    "Neither of the two has to do with the other.": [
+        "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_be_given_back(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))",
+        "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.moved = time.monotonic() -> message.moved = time.monotonic() message.count += len(begun)",
+        "execution/flight.py Flight._settle: self.boarding.remove(message) message.settled.set() -> message.settled.set() self.boarding.remove(message)",
+        "execution/connection.py Connection._transmit: self.is_whole = self.is_resting = False # Ahead of the send: what strikes from outside, such as a task's time limit, must not find # it unmarked. gate.sent_at = now() -> gate.sent_at = now() self.is_whole = self.is_resting = False",
+        "ledger/settings.py Party.heartbeat: rule_rows.ensure(self.using, self.book.rules if self.book else ()) now = ledger_time.now(self.using) -> now = ledger_time.now(self.using) rule_rows.ensure(self.using, self.book.rules if self.book else ())",
+        "sending/importer.py send_file: transaction.set_rollback(True, using=using) done.sent = 0 -> done.sent = 0 transaction.set_rollback(True, using=using)",
+    ],
+    "Where the two are equal, both ways give the same.": [
+        "ledger/tally_rows.py _left_sql: one.ahead > one.end -> (one.ahead >= one.end)",
+        "transitions/verbs.py astray: timedelta(0) <= by <= TOLERANCE -> (timedelta(0) < by <= TOLERANCE)",
+    ],
+    "A monotonic clock shows more than a second.": [
+        "dispatch/next_look.py RuleGroup.wake: 0.0 -> 1.0",
+    ],
+    "What is read besides is passed over.": [
+        "ledger/ready_calls.py take_news: _turns(using).filter(rule__in=rules, key__in={key for _, _, key in named}) -> _turns(using).filter(key__in={key for _, _, key in named})",
+        "ledger/ready_calls.py take_news: _turns(using).filter(rule__in=rules, key__in={key for _, _, key in named}) -> _turns(using).filter(rule__in=rules)",
+    ],
+    "Its digits are more than a key may have in any case.": [
+        "sending/validation.py _part: abs(value) < 10**MAX_TEXT -> (abs(value) <= 10 ** MAX_TEXT)",
+    ],
+    "A longer digest tells the same budgets apart.": [
+        "ledger/tally_rows.py fingerprint: 16 -> 17",
+    ],
+    "It is a bound that nobody relies on to the last one.": [
+        "ledger/ready_calls.py rules_of_ready: 1000 -> 1001",
+        "ledger/ready_calls.py forget_news: 1000 -> 1001",
+    ],
+}
+EQUIVALENT: dict[str, str] = {text: why for why, texts in _BY_REASON.items() for text in texts}

@@ -19,6 +19,7 @@ PURE = {
     "abs", "all", "any", "bool", "dict", "enumerate", "float", "frozenset", "int", "isinstance",
     "len", "list", "max", "min", "round", "set", "sorted", "str", "sum", "tuple", "zip",
 }  # fmt: skip
+ORDERS = ast.Lt, ast.LtE, ast.Gt, ast.GtE
 PLACES = ast.Name, ast.Attribute, ast.Subscript
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
@@ -96,6 +97,8 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 def _changed(node: ast.AST) -> Iterator[ast.AST]:
     other = copy.deepcopy(node)
     if isinstance(other, ast.Compare) and type(other.ops[0]) in OPERATORS:
+        if isinstance(other.ops[0], ORDERS) and _reads_clock(other):
+            return
         other.ops[0] = OPERATORS[type(other.ops[0])]()
         yield _in_brackets(other)
     elif isinstance(other, (ast.BoolOp, ast.BinOp)) and type(other.op) in OPERATORS:
@@ -136,6 +139,12 @@ def _of_statements(
             continue
         if not _is_free(one, other, begins=begins):
             yield one, other, f"{ast.unparse(other)}\n{ast.unparse(one)}"
+
+
+def _reads_clock(one: ast.AST) -> bool:
+    """Whether it is of a reading of a clock, which is no other instant to the last digit."""
+    called = [node.func for node in ast.walk(one) if isinstance(node, ast.Call)]
+    return any(ast.unparse(func).rpartition(".")[2] in ("monotonic", "now") for func in called)
 
 
 def _is_free(one: ast.stmt, other: ast.stmt, *, begins: bool) -> bool:
