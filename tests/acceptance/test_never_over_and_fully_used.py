@@ -102,7 +102,7 @@ def test_a_backlog_drains_at_the_limit_and_never_above_even_when_workers_come_la
     scene.rule(f'Rule(queues=QUEUE, limits=[SlidingWindow("{rate}", jitter={jitter})])')
     scene.send(count, f"/delay?s={latency}" if latency else "/ok")
     dispenser = scene.processes.dispenser()
-    wait_until(lambda: CallAttempt.objects.count() >= n, 20, lambda: dispenser.log)
+    wait_until(lambda: CallAttempt.objects.count() >= n, 60, lambda: dispenser.log)
     time.sleep(2 * window)
     with verdict():
         assert CallAttempt.objects.count() == n
