@@ -178,7 +178,7 @@ def test_bounds_are_within() -> None:
         max_attempts=1000, max_rate_limited=100_000, base=86400, factor=100, cap=30 * 86400,
         max_hold=366 * 86400, statuses={100, 599},
     )  # fmt: skip
-    assert set(most.statuses) == {100, 599}
+    assert most.statuses in ((100, 599), (599, 100)), "whatever it was given as"
     Rule(retry=least, priority=-32768, keep_response_bytes=0, idempotency_ttl=timedelta(0),
          connect_timeout=0.001, hosts={"x" * 100}, verify="ca.pem", queues="q")  # fmt: skip
     Rule(retry=most, priority=32767, keep_response_bytes=2**30, total_timeout=86400,
