@@ -149,11 +149,13 @@ class Raw(Contestant):
         super().__init__(on)
         self.queue = on.broker.queue("raw")
         self.environment = {**os.environ, "RAW_BROKER_URL": on.broker.url, "RAW_QUEUE": self.queue}
+        # with settings, Celery sets Django up, and callqueue would look for calls in these workers
+        self.environment.pop("DJANGO_SETTINGS_MODULE", None)
 
     def start(self) -> None:
-        self.stage.processes.environment.update(
-            RAW_BROKER_URL=self.stage.broker.url, RAW_QUEUE=self.queue
-        )
+        environment = self.stage.processes.environment
+        environment.update(RAW_BROKER_URL=self.stage.broker.url, RAW_QUEUE=self.queue)
+        environment.pop("DJANGO_SETTINGS_MODULE", None)
         for number in range(WORKERS):
             name = ["--hostname", f"raw{number}-{self.queue}@%h"]
             quiet = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
