@@ -56,5 +56,5 @@ def calls_database(
     file = tmp_path_factory.mktemp("second") / "calls.sqlite3"
     with second_database("calls", file) as alias:
         with django_db_blocker.unblock():
-            call_command("migrate", "callqueue", database=alias, verbosity=0)
+            call_command("migrate", run_syncdb=True, database=alias, verbosity=0)
         yield alias
