@@ -81,7 +81,6 @@ def test_messages_carry_ids_and_nothing_else(stage: Stage) -> None:
     dispenser = stage.dispenser()
     stage.send(3, path=f"/ok?patient={PAYLOAD}", key=PAYLOAD, unique_key=None)
     wait_until(lambda: CallAttempt.objects.count() == 3, 20)
-    dispenser.stop()
     queue = stage.processes.broker.queue("one")
     seen = 0
     with stage.processes.broker.connection() as connection:
@@ -98,3 +97,4 @@ def test_messages_carry_ids_and_nothing_else(stage: Stage) -> None:
             seen += len(ids)
             message.ack()
         simple.close()
+    dispenser.stop()
