@@ -57,7 +57,7 @@ def cut(number: int, deed: str) -> Iterator[Cut]:
             made,
             sql,
             lambda: execute(sql, params, many, context),
-            lambda: execute(_conflict(), None, False, context),
+            lambda: _refuse(context["connection"]),
         )
 
     def committing(self: Any) -> Any:
@@ -115,8 +115,10 @@ def kill_this_connection() -> None:
         other.close()
 
 
-def _conflict() -> str:
-    return CONFLICTS[connection.vendor]
+def _refuse(wrapped: Any) -> None:
+    """In a statement of its own: `executemany` makes none where it is given no parameters."""
+    with wrapped.wrap_database_errors, wrapped.connection.cursor() as cursor:
+        cursor.execute(CONFLICTS[wrapped.vendor])
 
 
 def _roll_back(self: Any) -> None:
