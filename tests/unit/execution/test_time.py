@@ -73,7 +73,8 @@ def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str
     head, piece, why = BUSY[how]
     with Peer(without_end(head, piece)) as peer:
         before = time.thread_time()
-        answer = call(peer.url())
+        # it may wait for a turn on a machine with other work: only its own time is judged
+        answer = call(peer.url(), timeouts=Timeouts(total=60))
         spent = time.thread_time() - before
         assert peer.has_closed(1)
     assert why in answer.error
@@ -124,13 +125,13 @@ CHUNKED = answer_bytes(b"", Content_Length="", Transfer_Encoding="chunked")
 def test_a_body_that_drips_ends_with_the_total_timeout_and_keeps_what_came(
     head: bytes, drip: bytes
 ) -> None:
-    with Peer(_drips(head, drip)) as peer, within(3):
+    with Peer(_drips(head, drip)) as peer, within(5):
         for count in (1, 2):
-            answer = call(peer.url(), timeouts=HURRIED)
+            answer = call(peer.url(), timeouts=HURRIED._replace(total=1.0))
             assert answer.response is not None and answer.response.status_code == 200
             assert (answer.broken, answer.truncated) == (True, False)
             assert body_of(answer).startswith(b"x")
-            assert "the total timeout of 0.3 s" in answer.error
+            assert "the total timeout of 1 s" in answer.error
             assert len(peer.lines) == count
 
 
