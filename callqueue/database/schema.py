@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import NotSupportedError
 
+from callqueue import states
 from callqueue.database.notify import SILENCE, WAKE
 from callqueue.database.statements import places
 
@@ -54,6 +55,12 @@ _WHOLE_INDEXES = {
     "callqueue_permits": ("callqueue_callqueue", "method, ready, rule"),
     "callqueue_corrections": ("callqueue_callattempt", "correction_pending, rule"),
 }
+# Of a unique key one unfinished call: a unique index ignores NULL there as everywhere.
+_ONE_UNFINISHED = (
+    "ALTER TABLE callqueue_callqueue ADD COLUMN active_key VARCHAR(255) GENERATED ALWAYS AS"
+    f" (CASE WHEN status IN {states.UNFINISHED} THEN unique_key END) STORED",
+    "CREATE UNIQUE INDEX callqueue_active_key ON callqueue_callqueue (active_key)",
+)
 # Collations that compare text by its characters, trailing spaces too: MariaDB's, and MySQL's from
 # 8.0.17 on.
 _BY_CHARACTER = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin")
@@ -74,9 +81,8 @@ def finish_tables(schema_editor: Any, tables: Sequence[str]) -> None:
         _tell_text_apart(schema_editor, tables)
         for name, (table, columns) in _WHOLE_INDEXES.items():
             schema_editor.execute(f"CREATE INDEX {name} ON {table} ({columns})")
-        schema_editor.execute(
-            "CREATE UNIQUE INDEX callqueue_active_key ON callqueue_callqueue (active_key)"
-        )
+        for statement in _ONE_UNFINISHED:
+            schema_editor.execute(statement)
 
 
 def unfinish_tables(schema_editor: Any) -> None:

@@ -271,7 +271,6 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("ready", models.BooleanField(default=False, editable=False)),
-                ("active_key", models.CharField(editable=False, max_length=255, null=True)),
                 (
                     "idempotency_key",
                     models.UUIDField(default=callqueue.fields.new_idempotency_key, editable=False),
@@ -648,8 +647,8 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="callqueue",
             constraint=models.UniqueConstraint(
-                condition=models.Q(("active_key__isnull", False)),
-                fields=("active_key",),
+                condition=models.Q(("status__in", (0, 1, 2)), ("unique_key__isnull", False)),
+                fields=("unique_key",),
                 name="callqueue_active_key",
             ),
         ),

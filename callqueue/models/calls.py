@@ -74,9 +74,6 @@ class CallQueue(Table):
     # True once the call waits for nothing but its turn; a call that is due later, or that other
     # code made, is promoted.
     ready = models.BooleanField(default=False, editable=False)
-    # unique_key while the call is unfinished, else NULL: a unique column does the rest on every
-    # database.
-    active_key = models.CharField(max_length=255, null=True, editable=False)
     idempotency_key = models.UUIDField(default=new_idempotency_key, editable=False)
     first_sent_dt = models.DateTimeField(null=True, editable=False)
     callback_pending = models.BooleanField(default=False, editable=False)
@@ -108,14 +105,12 @@ class CallQueue(Table):
             ("cancel_call", _("Can cancel calls")),
             ("control_rule", _("Can pause and resume rules and change their limits")),
         )
-        # Not unique=True: that would make a second index, for LIKE, which nothing uses. Most calls
-        # have no key of their own: without the condition it would hold a NULL for each of them,
-        # three times in its life.
+        # Of a unique key there is one unfinished call, whoever made the row.
         constraints = (
             models.UniqueConstraint(
-                fields=("active_key",),
+                fields=("unique_key",),
                 name="callqueue_active_key",
-                condition=models.Q(active_key__isnull=False),
+                condition=models.Q(unique_key__isnull=False, status__in=states.UNFINISHED),
             ),
         )
         indexes = (

@@ -101,7 +101,6 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
             "host": host,
             "path": _path(data) if host and not config.encryption_keys else "",
             "trace_context": telemetry.current(),
-            "active_key": given["unique_key"],
             **given,
         },
     )
@@ -222,7 +221,7 @@ def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
 
 
 TRIES = 100  # to insert calls, or to find those that carry their unique keys
-_FOUND = ("pk", "active_key", "status", "idempotency_key", "created_dt", "due_at_dt")
+_FOUND = ("pk", "unique_key", "idempotency_key", "created_dt", "due_at_dt")
 
 
 def insert(call: tables.CallQueue, *, using: str) -> tables.CallQueue:
@@ -296,23 +295,21 @@ def _carriers(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables
             tables.CallQueue, using, left, batch_size=len(left), unless_there=True
         )
         own = {call.idempotency_key: call for call in left}
-        rows = tables.calls(using).filter(active_key__in=[call.unique_key for call in left])
+        keys = [call.unique_key for call in left]
+        rows = tables.calls(using).filter(unique_key__in=keys, status__in=states.UNFINISHED)
         found = rows if tries == 0 else database.locked(rows, wait=True)
-        others, ended = dict[int, str](), list[int]()
-        for pk, key, status, identity, *times in found.values_list(*_FOUND):
+        others = dict[int, str]()
+        for pk, key, identity, *times in found.values_list(*_FOUND):
             if identity in own:
                 call = carriers[key] = own[identity]
                 call.pk, (call.created_dt, call.due_at_dt) = pk, times
                 call._state.adding, call._state.db = False, using
-            elif status in states.UNFINISHED:
-                others[pk] = key
             else:
-                ended.append(pk)
+                others[pk] = key
         if others:
-            # read as they were found: a snapshot would hide them once more
-            carriers |= {others[row.pk]: row for row in found.filter(pk__in=others)}
-        if ended:  # by other code, which has not freed their keys
-            rows.filter(pk__in=ended, status__in=states.FINAL).update(active_key=None)
+            # Read as they were found: a snapshot would hide them once more. It may show one that
+            # has ended since, where a call of these has its key.
+            carriers = {others[row.pk]: row for row in found.filter(pk__in=others)} | carriers
     for call in left:
         call.save(using=using, force_insert=True)  # whatever is in the way: the database says what
         carriers[str(call.unique_key)] = _complete(call)

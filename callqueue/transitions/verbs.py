@@ -290,7 +290,6 @@ def ended(status: int) -> dict[str, Any]:
     return {
         "status": status,
         "finished_at_dt": database.ClockNow(),
-        "active_key": None,
         "ready": False,
         "callback_pending": True if callbacks.has_receivers(status) else owes,
         **_UNANNOUNCED,
@@ -315,10 +314,10 @@ def _requeued(
     keyless = [pk for pk, unique_key in keys if unique_key is None]
     count = calls.filter(pk__in=keyless).update(**as_new)
     # Keys are waited for as rows are: in an order that is the same for all.
-    for unique_key, pk in sorted((key, pk) for pk, key in keys if key is not None):
+    for _, pk in sorted((key, pk) for pk, key in keys if key is not None):
         with suppress(IntegrityError), transaction.atomic(using=using):
             # unless another unfinished call carries the key
-            count += calls.filter(pk=pk).update(active_key=unique_key, **as_new)
+            count += calls.filter(pk=pk).update(**as_new)
     ready_calls.tell_of_keys(using, [pk for pk, _ in keys])
     return count
 
@@ -384,7 +383,6 @@ def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
         "error_message": result.why[:LONGEST_MESSAGE],
         "finished_at_dt": now if final else None,
         "first_sent_dt": result.job.call.first_sent_dt,
-        "active_key": None if final else result.job.call.unique_key,
         "callback_pending": final and is_owed(result),
     }
 

@@ -18,9 +18,7 @@ NOON = timezone.now().replace(microsecond=0) - timedelta(hours=1)
 def ended(status: int, hours_ago: float = 0.1, rule: str = "r", **options: Any) -> CallQueue:
     call = send(rule, **options)
     finished = timezone.now() - timedelta(hours=hours_ago)
-    CallQueue.objects.filter(pk=call.pk).update(
-        status=status, finished_at_dt=finished, ready=False, active_key=None
-    )
+    CallQueue.objects.filter(pk=call.pk).update(status=status, finished_at_dt=finished, ready=False)
     return call
 
 

@@ -69,7 +69,6 @@ def unknown(rule: str = "r", **options: Any) -> CallQueue:
     CallQueue.objects.filter(pk=call.pk).update(
         status=states.UNKNOWN,
         finished_at_dt=database.clock("default"),
-        active_key=None,
         ready=False,
     )
     call.refresh_from_db()

@@ -181,7 +181,12 @@ def test_a_unique_key_is_kept_within_a_file_and_across_files(send_file: Send) ->
     assert send_file(lines).code == 0
     keys = CallQueue.objects.order_by("unique_key").values_list("unique_key", flat=True)
     assert list(keys) == ["u0", "u0", "u1", "u2"]
-    assert CallQueue.objects.filter(active_key="u0").exclude(pk=ended.pk).count() == 1
+    assert (
+        CallQueue.objects.filter(unique_key="u0", status=CallQueue.Status.NEW)
+        .exclude(pk=ended.pk)
+        .count()
+        == 1
+    )
 
 
 def test_what_the_router_discards_is_counted(send_file: Send, rules: Rules) -> None:

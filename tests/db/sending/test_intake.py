@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 import callqueue
@@ -54,6 +55,22 @@ def test_while_an_unfinished_call_carries_the_key_send_returns_it(
         fresh(first).requeue(again=True)
     CallQueue.objects.filter(pk=second.pk).update(status=Status.CANCELLED)
     assert send("r", unique_key="order-1") not in (first, second)
+
+
+def test_a_call_that_other_code_made_carries_its_key_as_any_other(rules: Rules) -> None:
+    rules(r=Rule())
+    data = {"method": "GET", "url": "http://vendor.test/"}
+    made = CallQueue.objects.create(rule="r", call_data=data, unique_key="order-1")
+    assert send("r", unique_key="order-1") == made
+    with pytest.raises(IntegrityError), transaction.atomic():
+        CallQueue.objects.create(rule="r", call_data=data, unique_key="order-1")
+    CallQueue.objects.filter(pk=made.pk).update(
+        status=Status.DONE
+    )  # nobody told it to free the key
+    second = send("r", unique_key="order-1")
+    assert second != made
+    with pytest.raises(IntegrityError), transaction.atomic():
+        CallQueue.objects.filter(pk=made.pk).update(status=Status.NEW)
 
 
 def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None:
