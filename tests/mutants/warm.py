@@ -33,7 +33,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     for item in session.items:
         by_name[name_of(item)].append(item)
     for first in [item for item in session.items if has_database(item)][:1]:
-        first.config.hook.pytest_runtest_protocol(item=first, nextitem=of_another_folder(first))
+        first.config.hook.pytest_runtest_protocol(item=first, nextitem=far_from(first))
     with closing(socket.socket(fileno=int(os.environ["CALLQUEUE_MUTANTS_SOCKET"]))) as asked:
         note_functions()
         with Database() as database:
@@ -48,10 +48,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     return True
 
 
-def of_another_folder(item: pytest.Item) -> pytest.Item | None:
-    """A test of which pytest believes that it comes next: so it keeps what is of the session."""
-    others = (one for one in item.session.items if one.path.parent != item.path.parent)
-    return next(others, item)
+def far_from(item: pytest.Item) -> pytest.Item:
+    """A test of which pytest believes that it comes next: so it keeps what is of the session, and of
+    no folder that other tests are not in.
+    """
+    own = set(item.listchain())
+    return min(item.session.items, key=lambda other: len(own.intersection(other.listchain())))
 
 
 def has_database(item: pytest.Item) -> bool:
@@ -133,7 +135,7 @@ def run(items: list[pytest.Item], order: dict[str, Any], writing: int) -> int:
             os.write(writing, b"cold\n")
             return 0
         session = items[0].session
-        last = of_another_folder(items[-1])
+        last = far_from(items[-1])
         for place, item in enumerate(items):
             os.write(writing, b"%d\n" % place)
             following = items[place + 1] if place + 1 < len(items) else last
