@@ -28,13 +28,16 @@ from tests.support import servers
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / ".mutants.json"
 CORE = ("limits", "ledger", "dispatch", "transitions", "execution", "permits", "sending")
-TESTS = ("tests/unit", "tests/concurrency", "tests/db")
+TESTS = ("tests/unit", "tests/concurrency", "tests/db", "tests/operator", "tests/attacks")
+# What no test finds, so many runs of the simulation look for: where orders of events are at stake.
+SEEDS, SIMULATED = 60, ("limits", "ledger", "dispatch", "transitions", "execution", "permits")
 ELSEWHERE = tuple(
     f"tests/db/{name}/"
     for name in ("admin", "forecast", "history", "look", "management", "testing")
 )
 T = TypeVar("T")
 BUDGET_S = 60.0  # of tests for a mutant, by the seconds that they took for the map
+SIMULATION_S = 900.0
 PATIENCE_S = 60.0  # for one test, beside ten times what it took for the map
 DOUBTFUL_S = 1.0  # a test that takes longer may have failed for the machine's sake: it has to twice
 Drawn = tuple[str, Mutant]
@@ -225,8 +228,23 @@ class Bench:
         end(self.process)
 
     def verdict_on(self, path: str, mutant: Mutant) -> str:
-        """What the tests say that call its function, as far as the budget goes: first those that
-        take little and call little else.
+        """What the tests say that call its function, and then the simulation."""
+        said = self._tests_on(path, mutant)
+        if said.startswith("found") or path.partition("/")[0] not in SIMULATED:
+            return said
+        with Change(self.tree / "callqueue" / path, mutant):
+            arguments = ["--seeds", f"0:{SEEDS}", "--until-found", "--processes", "1"]
+            process = started(self.tree, "tests.simulation", arguments)
+            try:
+                return said if process.wait(SIMULATION_S) == 0 else "found by the simulation"
+            except subprocess.TimeoutExpired:
+                return "found by the simulation, which hangs"
+            finally:
+                end(process)
+
+    def _tests_on(self, path: str, mutant: Mutant) -> str:
+        """What the tests say, as far as the budget goes: first those that take little and call
+        little else.
         """
         place = f"{path}:{mutant.function}"
         calling = sorted(
@@ -301,9 +319,16 @@ def begun(
 ) -> subprocess.Popen[bytes]:
     """pytest in the tree."""
     options = ["--database=postgresql", "-q", "-p", "no:cacheprovider"]
+    return started(tree, "pytest", [*options, *arguments], pass_fds, **more)
+
+
+def started(
+    tree: Path, module: str, arguments: list[str], pass_fds: tuple[int, ...] = (), **more: object
+) -> subprocess.Popen[bytes]:
+    """A module, run as a program in the tree."""
     own = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=tree,
         env={**os.environ, **own, **{name: str(value) for name, value in more.items()}},
         stdout=subprocess.DEVNULL,
