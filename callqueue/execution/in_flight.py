@@ -143,7 +143,7 @@ def flight_of(using: str) -> Flight:
 
 def _when(signal: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Call this when Celery sends the signal."""
-    connect: Callable[[Callable[..., None]], Callable[..., None]] = signal.connect(weak=False)
+    connect: Callable[[Callable[..., None]], Callable[..., None]] = signal.connect
     return connect
 
 

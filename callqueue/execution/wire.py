@@ -305,16 +305,12 @@ def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> Non
     """The request and its answer, body read. Whatever is raised, `answer` says how far this got. A
     test may have put an adapter in ours' place. `elapsed` is without the time in the gate.
     """
-    timeouts, url = trip.timeouts, prepared.url or ""
+    url = prepared.url or ""
     here.place, here.trip = _judged(url, trip.policy), trip
     began = now()
     try:
         response = _session.get_adapter(url).send(
-            prepared,
-            stream=True,
-            timeout=(timeouts.connect, timeouts.read),
-            verify=trip.policy.verify,
-            proxies={},
+            prepared, stream=True, verify=trip.policy.verify, proxies={}
         )
     finally:
         del here.trip

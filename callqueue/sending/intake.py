@@ -311,8 +311,8 @@ def _carriers(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables
             # has ended since, where a call of these has its key.
             carriers = {others[row.pk]: row for row in found.filter(pk__in=others)} | carriers
     for call in left:
-        call.save(using=using, force_insert=True)  # whatever is in the way: the database says what
-        carriers[str(call.unique_key)] = _complete(call)
+        # whatever is in the way: the database says what
+        carriers[str(call.unique_key)] = _insert_one(call, using)
     return carriers
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 import callqueue
@@ -168,6 +168,41 @@ def test_what_a_permit_is_told_in_a_transaction_never_fails_it(rules: Rules) -> 
         permit.hold(30, "429")
     permit_of = CallAttempt.objects.get(pk=permit.attempt_id)
     assert permit_of.sent_at is not None and permit_of.cost == 2 and Hold.objects.exists()
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="it gives none in a transaction")
+def test_a_permit_whose_end_cannot_be_written_in_a_transaction_says_so_and_fails_nothing(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules(r=Rule())
+
+    def away(*_: Any, **__: Any) -> None:
+        raise OperationalError("the database is away")
+
+    with transaction.atomic(), callqueue.permit("r"):
+        monkeypatch.setattr(database, "persist", away)
+    assert any("database_away" in message for message in caplog.messages)
+
+
+def test_a_coroutine_is_granted_what_is_free_without_a_pause_and_may_tell_from_a_thread(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/h")]))
+    pauses, real = list[float](), asyncio.sleep
+
+    async def sleep(seconds: float, *more: Any) -> None:
+        pauses.append(seconds)
+        await real(seconds, *more)
+
+    async def one() -> None:
+        async with callqueue.apermit("r", wait=0) as permit:
+            await sync_to_async(permit.hold)(30, "429")
+            monkeypatch.setattr(asyncio, "sleep", real)
+        await sync_to_async(connections.close_all)()
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    asyncio.run(one())
+    assert sum(pauses) == 0 and Hold.objects.exists()
 
 
 def test_a_hold_told_where_the_rule_is_locked_is_laid_after_the_transaction(

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import pytest
@@ -195,7 +196,21 @@ def test_the_answer_stays_while_the_next_attempt_is_under_way_or_never_was(
 
 @handler("priced")
 def priced(params: Any, context: Any) -> Any:
-    return GiveUp("sold out") if params["of"] == "GiveUp" else params["of"]
+    said = {"GiveUp": GiveUp("sold out"), "a date": date(2026, 1, 2), "a map": {(1, 2): 3}}
+    return said.get(params["of"], params["of"]) if isinstance(params["of"], str) else params["of"]
+
+
+def test_a_handlers_answer_that_is_no_json_is_kept_as_text(rules: Rules) -> None:
+    rules(r=Rule())
+    sent = [
+        CallQueue.objects.send({"method": "priced", "params": {"of": of}}, rule="r")
+        for of in ("a date", "a map")
+    ]
+    run()
+    assert [call.answer.json() for call in sent if call and call.answer] == [
+        "2026-01-02",
+        "{(1, 2): 3}",
+    ]
 
 
 @pytest.mark.parametrize("value", [None, {"price": 4.5}, [1, "é"], "text", 0])

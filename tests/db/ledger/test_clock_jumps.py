@@ -29,6 +29,7 @@ from callqueue.models import (
     CallQueue,
     Hold,
     KeyTurn,
+    LedgerState,
     RuleState,
 )
 from callqueue.transitions import Job, Result
@@ -507,10 +508,13 @@ def test_a_cleanup_just_after_the_clock_has_jumped_deletes_nothing_that_counts(
 
 @pytest.fixture
 def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> Job:
-    """A call that a worker has begun. The two_clocks are real; a jump is a test's."""
+    """A call that a worker has begun, an hour after the last jump that was followed. The two_clocks
+    are real; a jump is a test's.
+    """
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     monkeypatch.setattr(ledger_time, "_watches", {})
     ensure_states("default", ["r"])
+    LedgerState.objects.update(moved=3_600_000_000)
     CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="r")
     (begun,) = begin("default", [one.attempt_id for one in release("default", ["r"]).released])
     ledger_time.watch("default").since = clocks.monotonic() - 60

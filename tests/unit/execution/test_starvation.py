@@ -5,6 +5,7 @@ it takes at most.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 
@@ -59,10 +60,17 @@ def test_it_says_so_once_a_minute(clock: list[float], caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(
-    ("limit", "is_open", "most"), [(1024, 24, 872), (65536, 36, 57308), (256, 20, 172), (64, 20, 1)]
+    ("limit", "is_open", "most"),
+    [
+        (1024, 24, 872),
+        (65536, 36, 57308),
+        (256, 20, 172),
+        (64, 20, 1),
+        (resource.RLIM_INFINITY, 20, math.inf),
+    ],
 )
 def test_as_many_calls_as_there_are_descriptors_for(
-    monkeypatch: pytest.MonkeyPatch, limit: int, is_open: int, most: int
+    monkeypatch: pytest.MonkeyPatch, limit: int, is_open: int, most: float
 ) -> None:
     """Less what is open before the first call, and what lookups and other tasks may take."""
     starvation._open.cache_clear()
