@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -306,3 +307,18 @@ def test_a_process_has_no_more_in_flight_than_it_has_descriptors_for(
     assert in_flight.most() == 40
     monkeypatch.setattr(starvation, "most", lambda: 4000)
     assert in_flight.most() == 100
+
+
+def test_a_child_of_the_prefork_pool_is_one_slot_and_another_process_has_them_all(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules({"CALLS_PER_SLOT": 10})
+    monkeypatch.setattr(starvation, "most", lambda: 4000)
+    worker = SimpleNamespace(concurrency=3)
+    try:
+        in_flight.know_worker(worker)
+        assert in_flight.most() == 30
+        monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child
+        assert in_flight.most() == 10
+    finally:
+        in_flight.know_worker(None)

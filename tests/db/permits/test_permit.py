@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -100,6 +101,20 @@ def test_a_permit_lays_a_hold_that_calls_and_permits_mind(rules: Rules, remote: 
     with pytest.raises(NotNow, match="held") as refused, callqueue.permit("r", wait=0):
         pytest.fail("held")
     assert refused.value.until is not None and refused.value.until > timezone.now() + 25 * SECOND
+
+
+@pytest.mark.parametrize(("scope", "is_held"), [(None, False), ("key", False), ("rule", True)])
+def test_a_permit_may_hold_its_key_or_all_of_its_rule(
+    rules: Rules, scope: str | None, is_held: bool
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/s", per="key")]))
+    with callqueue.permit("r", key="a") as permit:
+        permit.hold(30, "429", scope=scope)
+    with pytest.raises(NotNow, match="held"), callqueue.permit("r", key="a", wait=0):
+        pytest.fail("held")
+    refused = pytest.raises(NotNow, match="held") if is_held else nullcontext()
+    with refused, callqueue.permit("r", key="b", wait=0):
+        assert not is_held
 
 
 def test_in_flight_is_what_is_in_the_block(rules: Rules) -> None:

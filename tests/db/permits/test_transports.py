@@ -149,6 +149,30 @@ def test_hosts_without_a_rule_pass(rules: Rules, stub: str, get: Any) -> None:
     assert get(stub, "/200", rule="r") == 200 and CallAttempt.objects.count() == 1
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_rule_sees_what_the_client_has_read_that_leaves_early(
+    httpx: Any, rules: Rules, stub: str, is_async: bool
+) -> None:
+    def classify(response: requests.Response) -> Any:
+        return HoldUntil(60, "read") if b"usage" in response.content else None
+
+    rules(r=Rule(hosts=["127.0.0.1"], classify=classify))
+
+    async def by_httpx_async() -> None:
+        client = httpx.AsyncClient(transport=callqueue.AsyncPermitTransport())
+        async with client, client.stream("GET", stub + "/200") as response:
+            async for _ in response.aiter_raw():
+                break
+
+    if is_async:
+        async_to_sync(by_httpx_async)()
+    else:
+        client = httpx.Client(transport=callqueue.PermitTransport())
+        with client, client.stream("GET", stub + "/200") as response:
+            next(response.iter_raw())
+    assert Hold.objects.get().reason == "read"
+
+
 def test_an_error_ends_the_permit(rules: Rules, get: Any) -> None:
     rules(r=Rule(hosts=["127.0.0.1"]))
     with pytest.raises(Exception, match="Connection refused|connection attempts failed"):

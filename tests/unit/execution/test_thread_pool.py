@@ -47,6 +47,22 @@ def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
     assert sorted(raised) == sorted(bad)
 
 
+def test_as_many_threads_as_are_asked_for_are_woken() -> None:
+    """Each job waits for all the others: one thread too few would stop them."""
+    bell, together = queue.SimpleQueue[None](), threading.Barrier(3)
+
+    def work(job: int) -> int:
+        together.wait(20)
+        return job
+
+    crew = flight.Crew(work, lambda: bell.put(None))
+    for count in (3, 6):
+        crew.add([1, 2, 3], threads=3)
+        while len(crew.ended) < count or len(crew.resting) < 3:
+            bell.get(timeout=20)
+    assert [result for _, result in crew.ended].count(None) == 0 and len(crew.threads) == 3
+
+
 @few_threads(NAME, 2)
 def test_jobs_wait_for_the_threads_that_there_are() -> None:
     """A container may have a limit of its own, and every call in flight is a thread."""
