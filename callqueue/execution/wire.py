@@ -167,8 +167,8 @@ class _Idle(deque[Connection]):
     def __init__(self, maxsize: int = 0) -> None:
         super().__init__()
 
-    def put(self, connection: Connection | None, block: bool = False) -> None:
-        if connection is not None and connection.sock is not None:
+    def put(self, connection: Connection, block: bool = False) -> None:
+        if connection.sock is not None:
             self.append(connection)
 
     def get(self, block: bool = False, timeout: float | None = None) -> Connection:

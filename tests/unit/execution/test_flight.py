@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +73,25 @@ def test_what_is_begun_already_is_made_while_the_flight_waits_for_the_database(
     one.take_off([_job(2, "r")])(True)
     assert made.wait(5)
     goes.set()
+
+
+def test_what_ends_while_the_flight_falls_asleep_wakes_it() -> None:
+    class Inbox(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            assert not self.empty(), "it sleeps, and nobody has rung"
+            return super().get()
+
+    class Pending(deque[Any]):
+        def __bool__(self) -> bool:
+            one._ring()  # a job has ended by the time that it is known that none is pending
+            return False
+
+    one = flight.Flight.__new__(flight.Flight)
+    one.inbox, one.boarding, one.is_watching = Inbox(), [], True
+    one.under_way = {1: _job(1, "r"), 2: _job(2, "r")}
+    one.crew = SimpleNamespace(pending=Pending(), ended=())  # type: ignore[assignment]
+    one._wait()
+    assert one.inbox.empty()
 
 
 def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would_take(
