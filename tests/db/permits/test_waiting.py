@@ -19,6 +19,7 @@ from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.ledger import ready_calls
 from callqueue.models import CallQueue
+from callqueue.permits import waiting
 from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter, now
 from callqueue.testing import travel
 from callqueue.transitions import Job
@@ -85,6 +86,16 @@ def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rul
     with CaptureQueriesContext(connection) as asked:
         last.step()
     assert len(asked) == 1, "a look is one statement"
+
+
+def test_the_nearer_its_slot_the_sooner_the_first_makes_a_pass(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/30s")]))
+    with callqueue.permit("r"):
+        pass
+    first = waiter()
+    share = 30 / waiting.PART
+    assert REVIEW[0] < share < REVIEW[1]
+    assert 0.7 * share < until_next_pass(first) < 1.3 * share
 
 
 def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
