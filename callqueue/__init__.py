@@ -1,8 +1,7 @@
 """callqueue: calls to APIs with rate limits, queued in the database and released exactly as fast as
 the limits allow.
 
-Names that need the app registry are loaded when they are first used, so settings.py can import this
-package.
+Names that need the app registry are loaded when first used, so settings.py can import this.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     )
     from callqueue.forecast import Forecast
     from callqueue.handlers import handler
-    from callqueue.integrations.beat_schedule import beat_schedule
     from callqueue.integrations.queued_task import QueuedTask
+    from callqueue.maintenance.periodic import beat_schedule
     from callqueue.permits.httpx_transport import AsyncPermitTransport, PermitTransport
     from callqueue.permits.permit import apermit, permit, permitted
     from callqueue.permits.transport import PermitAdapter
@@ -39,7 +38,7 @@ _LAZY = {
     "QueuedTask": "callqueue.integrations.queued_task",
     "NotNow": "callqueue.exceptions",
     "apermit": "callqueue.permits.permit",
-    "beat_schedule": "callqueue.integrations.beat_schedule",
+    "beat_schedule": "callqueue.maintenance.periodic",
     "call_failed": "callqueue.events",
     "call_finished": "callqueue.events",
     "call_unknown": "callqueue.events",

@@ -1,1 +1,1 @@
-"""Other people's interfaces: Celery tasks, and schedules for beat."""
+"""Celery tasks that are calls."""

@@ -1,7 +1,6 @@
 """The results of tasks that wait as calls: QueuedResult, whose caller has the call; and what the
-result backend is told of a task whose call ended while no run said so, since it expired, was
-cancelled, is unknown, or could not be run. Whoever waits for the result, and a chord that waits for
-its part, then go on.
+result backend is told of a task whose call ended while no run said so, so that whoever waits for
+the result, and a chord that waits for its part, go on.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _meta_of(call: CallQueue) -> dict[str, Any]:
 
 
 def tell(using: str, call_ids: Sequence[int]) -> int:
-    """Write the ends of these calls that the backend does not know; the count of them."""
+    """Write the ends of these calls that the backend does not know; the count."""
     ended = tables.calls(using).final().exclude(status=states.DONE)
     found = ended.filter(pk__in=call_ids, method="celery_task").order_by("pk")
     return sum([_tell(call) for call in found])
@@ -134,7 +133,6 @@ def _tell(call: tables.CallQueue) -> bool:
 
 
 def _unknown(name: str) -> Any:
-    """Stands for a task that this worker does not have: the backend is the same."""
     task = current_app.Task()
     task.name = name
     return task

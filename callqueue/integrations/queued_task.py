@@ -1,9 +1,6 @@
 """QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, and which runs when
-its limits admit it.
-
-Enters what Celery's users write; a CallQueue row leaves, with the task's name, arguments, id,
-callbacks and place in its chain, group or chord. The worker that is handed the call runs the task
-itself (handlers/celery_task.py). Publishes nothing.
+its limits admit it. The worker that is handed the call runs the task (handlers/celery_task.py).
+Publishes nothing.
 """
 
 from __future__ import annotations
@@ -51,9 +48,9 @@ class QueuedTask(DjangoTask):
     """A task under a rule's limits: `@shared_task(base=callqueue.QueuedTask, rule="github")`.
 
     `rule`, `key`, `cost`, `unique_key`, `priority`, `callback` and `using` are as in
-    `CallQueue.objects.send`, and may be stated on the decorator or at `apply_async`. On the
-    decorator, `key`, `cost` and `unique_key` may be callables that take the task's arguments, those
-    that they name. Calling the task directly, and `.apply()`, run it at once, under no limit.
+    `CallQueue.objects.send`, on the decorator or at `apply_async`. On the decorator, `key`, `cost`
+    and `unique_key` may be callables that take the task's arguments that they name. Calling the
+    task directly, and `.apply()`, run it at once, under no limit.
     """
 
     abstract = True
@@ -91,8 +88,8 @@ class QueuedTask(DjangoTask):
 
         `countdown` and `eta` become the call's not_before, `expires` its expires_at. Raises what
         `send` raises: InvalidCall names the argument that is no JSON, or the option that has no
-        meaning here and where to set it. Under `task_always_eager` the task runs at once, as in
-        Celery, under no limit.
+        meaning here and where to set it. Under `task_always_eager` the task runs at once, under no
+        limit.
         """
         args, kwargs = self._checked(tuple(args or ()), dict(kwargs or {}))
         refuse(self, options)
@@ -121,8 +118,7 @@ class QueuedTask(DjangoTask):
         `default_retry_delay` where set.
 
         Counts as a failed attempt. Raises Retry, as Celery's does (with `throw=False` when the task
-        returns); MaxRetriesExceededError (or `exc`) past `max_retries`, and then the call has
-        failed.
+        returns); MaxRetriesExceededError (or `exc`) past `max_retries`: the call has failed.
         """
         request = self.request
         if not hasattr(request, "callqueue_run"):
@@ -239,7 +235,6 @@ def _task_id_of(call: CallQueue | None, task_id: str) -> str:
 
 @cache
 def known() -> frozenset[str]:
-    """What Celery takes for a task or its message, and what `send` does."""
     takes = (Task.apply_async, Task.apply, Celery.send_task, AMQP.as_task_v2, Producer.publish)
     celerys = {name for one in takes for name in inspect.signature(one).parameters}
     # the last: canvas leaves them among a signature's options
@@ -303,7 +298,6 @@ def computed(
 
 
 def not_before(task: QueuedTask, options: Mapping[str, Any]) -> datetime | None:
-    """When the call may go; None: at once."""
     if options.get("eta") is not None:
         return _aware(task, options["eta"])
     countdown = options.get("countdown")
@@ -311,7 +305,6 @@ def not_before(task: QueuedTask, options: Mapping[str, Any]) -> datetime | None:
 
 
 def expires_at(task: QueuedTask, expires: Any) -> datetime | None:
-    """When the call expires; None: never."""
     if expires is None:
         return None
     if isinstance(expires, int | float):

@@ -1,9 +1,4 @@
-"""The circuit breaker: holds a rule whose calls keep failing, and holds it longer where they go on
-failing after that.
-
-In: the ends of attempts, from the ledger. Out: a hold with the source "breaker". That row is all
-there is to remember: when it ended, and how long it was.
-"""
+"""The circuit breaker: holds a rule whose calls keep failing. It remembers its last hold alone."""
 
 from __future__ import annotations
 
@@ -28,9 +23,7 @@ WELL = Q(outcome=states.SUCCEEDED) | Q(outcome=states.GAVE_UP, response_status__
 
 
 def observe(using: str, results: Sequence[Result]) -> None:
-    """After these results were recorded: trip the breakers of their rules, where they failed. No
-    statement without any.
-    """
+    """After these results were recorded: trip the breakers of their rules, where they failed."""
     failed = {
         result.job.call.rule: result.job.rule.breaker
         for result in results

@@ -1,7 +1,6 @@
-"""Writes a beat schedule into django-celery-beat's tables, which must be installed.
-
-In: entries as `beat_schedule` makes them. Writing the same ones again changes nothing, and whether
-a task is enabled is left as operators set it.
+"""Callqueue's tasks in Celery's beat: the schedule that settings hold, and its rows in
+django-celery-beat's tables. Writing the same entries again changes nothing, and whether a task is
+enabled is left as operators set it.
 """
 
 from __future__ import annotations
@@ -16,6 +15,33 @@ from django.db.models import F
 
 DISPENSER = "callqueue.dispenser"
 TASKS = (DISPENSER, "callqueue.recover_lost_calls", "callqueue.cleanup_call_queue")
+
+
+def beat_schedule(*, interval: float = 1.0, queue: str | None = None) -> dict[str, dict[str, Any]]:
+    """The schedule to add to CELERY_BEAT_SCHEDULE: the dispenser every `interval` seconds,
+    recovery, and cleanup by night.
+
+    `queue` is the Celery queue the tasks go to (None: Celery's default). A tick that no worker took
+    in time is dropped.
+    """
+    options = {} if queue is None else {"queue": queue}
+    return {
+        "callqueue.dispenser": {
+            "task": "callqueue.dispenser",
+            "schedule": interval,
+            "options": {"expires": max(1.0, interval), **options},
+        },
+        "callqueue.recover_lost_calls": {
+            "task": "callqueue.recover_lost_calls",
+            "schedule": 30.0,
+            "options": {"expires": 30.0, **options},
+        },
+        "callqueue.cleanup_call_queue": {
+            "task": "callqueue.cleanup_call_queue",
+            "schedule": crontab(minute=17, hour=3),
+            "options": {"expires": 3600.0, **options},
+        },
+    }
 
 
 def write(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -52,9 +78,7 @@ def enabled(task: str) -> list[str]:
 
 
 def scheduled(app: Any) -> list[tuple[str, str]]:
-    """callqueue's tasks that are scheduled, in CELERY_BEAT_SCHEDULE or in rows: each with its
-    queue, "" where Celery's routes decide.
-    """
+    """callqueue's tasks that are scheduled: each with its queue, "" where routes decide."""
     entries = (app.conf.beat_schedule or {}).values()
     found = [(one.get("task") or "", (one.get("options") or {}).get("queue")) for one in entries]
     if apps.is_installed("django_celery_beat"):
@@ -81,11 +105,10 @@ def _write(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def _when(schedule: crontab | float) -> dict[str, Any]:
-    """The columns that say when; the row of another table that they need is made."""
     from django_celery_beat.models import CrontabSchedule, IntervalSchedule
 
     if isinstance(schedule, crontab):
-        row = CrontabSchedule.from_schedule(schedule)
+        row = CrontabSchedule.from_schedule(schedule)  # in a table of its own
         if row.pk is None:
             row.save()
         return {"crontab": row, "interval": None}

@@ -1,11 +1,8 @@
-"""Reconciles UNKNOWN calls: asks a rule's `reconcile` hook what became of a call that was sent and
-never answered.
+"""Asks a rule's `reconcile` hook what became of an UNKNOWN call, and makes the call what it says.
 
-In: calls that are UNKNOWN, whose rule has a hook. Out: what the hook says, as the call's state:
-done, failed, or to be made again. The hook may use the network, so it is asked in a worker and
-never inside a transaction; it is asked again after a minute, then less and less often, and no more
-than MOST times. One worker at a time asks of a rule, so a hook that hangs keeps one slot and no
-second one, and that for PATIENCE at most.
+A hook may use the network: it is asked in a worker, never inside a transaction, less and less
+often, no more than MOST times. One worker at a time asks of a rule, so a hook that hangs keeps one
+slot, and that for PATIENCE at most.
 """
 
 from __future__ import annotations
@@ -43,9 +40,7 @@ TURN = timedelta(minutes=1)  # for which a rule is one worker's to ask of: longe
 
 
 def ask_due(using: str) -> int:
-    """Ask of the calls whose time it is, at most BATCH of each rule, for ROUND seconds; the count
-    of those that are UNKNOWN no more. Not in a transaction.
-    """
+    """Ask of BATCH calls of each rule, for ROUND seconds; how many are UNKNOWN no more."""
     settled, end = 0, clocks.monotonic() + ROUND
     for rule in database.persist(using, partial(_free_rules, using), during="reconcile"):
         if clocks.monotonic() >= end:
@@ -64,16 +59,12 @@ def ask_due(using: str) -> int:
 
 
 def queues_wanted(using: str) -> list[str]:
-    """A queue for each rule that has calls to be asked of, and that nobody asks of now: its workers
-    can do it. No statement where no rule has a hook.
-    """
+    """A queue for each rule that has calls to be asked of, and that nobody asks of now."""
     return sorted({conf.current().queue_of(rule) for rule in _free_rules(using)})
 
 
 def _free_rules(using: str) -> list[str]:
-    """The rules that have calls to be asked of, and that nobody asks of now: first those that were
-    asked of longest ago.
-    """
+    """The rules that have calls to be asked of, and that nobody asks of now, the oldest first."""
     if not _hooks():
         return []
     due = set(_due(using).order_by().values_list("rule", flat=True).distinct())
@@ -94,7 +85,6 @@ def _take_turn(using: str, rule: str) -> datetime | None:
 
 
 def _ask_of(using: str, rule: str, end: float) -> int:
-    """Ask of the rule's calls whose time it is, until it is late; how many are UNKNOWN no more."""
     due = _due(using).filter(rule=rule).order_by(F("reconcile_at").asc(nulls_first=True), "pk")
     settled = 0
     for call in database.persist(using, lambda: list(due[:BATCH]), during="reconcile"):
@@ -111,7 +101,6 @@ def _hooks() -> dict[str, Any]:
 
 
 def _due(using: str) -> Any:
-    """UNKNOWN calls that a hook may be asked of now."""
     unknown = tables.calls(using).unknown().exclude(method=states.PERMIT)  # whose call no hook sees
     rows = unknown.filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
     return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=LedgerNow()))
@@ -144,20 +133,15 @@ def _ask(using: str, call: CallQueue) -> bool:
 
 
 def _answer(call: CallQueue) -> Any:
-    """What the hook says. In a test's transaction, of which no other thread sees anything, it takes
-    its time.
-    """
     hook = _hooks()[call.rule]
     hook = import_string(hook) if isinstance(hook, str) else hook
-    if database.in_any_transaction():
+    if database.in_any_transaction():  # a test's, of which no other thread sees anything
         return hook(call)
     return aside.within(PATIENCE, f"reconcile of {call.rule}", lambda: hook(call))
 
 
 def _believe(using: str, call: CallQueue, answer: Any) -> bool:
-    """Make the call what the hook said it is, and say so; False where that changes nothing.
-    TypeError for what means no state.
-    """
+    """Make the call what the hook said; False: nothing changes. TypeError: that means no state."""
     if answer is None:
         status, why, changed = states.UNKNOWN, "the hook cannot tell yet", False
     elif isinstance(answer, Succeeded):
@@ -180,7 +164,6 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
 
 
 def _clean(call: CallQueue, text: str) -> str:
-    """What a hook said, without the call's secrets and its own strings."""
     data: Any = call.call_data if isinstance(call.call_data, dict) else {}
     params, method = data.get("params"), str(data.get("method"))
     payload = payload_of(method, params)

@@ -1,9 +1,8 @@
 """Takes back what was released and never begun, ends what was begun and fell silent, and expires
 what waited too long.
 
-Everything is fenced by the rows' own state and by the attempt's number, so any number of recoveries
-may run beside workers and dispensers. A row that somebody has locked is passed over, and its turn
-comes in a later round.
+Everything is fenced by the rows' own state and by the attempt's number, so any number may run. A
+row that somebody has locked is passed over.
 """
 
 from __future__ import annotations
@@ -66,9 +65,7 @@ def end_lost(using: str) -> int:
 
 
 def _to_end_here(using: str, overdue: Any) -> list[int]:
-    """The first of these attempts, but for those of calls whose rule only other dispensers know:
-    what becomes of them is theirs to say.
-    """
+    """The first of these, but for those whose rule only others know: theirs to say."""
     found = list(overdue.values_list("pk", "rule")[:MOST])
     strange = {rule for _, rule in found} - conf.current().rules.keys()
     if strange and (theirs := strange & settings.known_rules(using)):
@@ -78,7 +75,6 @@ def _to_end_here(using: str, overdue: Any) -> list[int]:
 
 
 def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
-    """Lock these attempts with their calls, and keep those whose lease has ended by now."""
     pairs = free_pairs(using, ids, begun=True)
     leases = [(pair, pair.attempt.lease_until) for pair in pairs]
     return [pair for pair, lease_until in leases if lease_until is not None and lease_until < now]
@@ -94,7 +90,6 @@ def _know_methods(using: str, calls: Sequence[Any]) -> None:
 
 
 def _lost(attempt: Any, call: Any, locked: Locked) -> Result:
-    """What becomes of a call whose worker fell silent."""
     rule = conf.current().rules.get(call.rule)
     why = SILENT if rule is not None else f"{SILENT}; the rule {call.rule!r} is gone"
     return after_loss(Job(attempt, call, locked.reading, rule), why, locked.wall)
@@ -122,9 +117,7 @@ def expire(using: str) -> int:
 
 
 def fail_orphans(using: str) -> int:
-    """End calls whose rule is in nobody's settings any more, some seconds after they were due: none
-    of a newer release's yet.
-    """
+    """End calls whose rule is in nobody's settings any more, some seconds after they were due."""
     gone = [rule for rule in ready_calls.rules_of_ready(using) if rule not in conf.current().rules]
     if gone:
         known = settings.known_rules(using)
@@ -146,13 +139,9 @@ ALL = (void_unbegun, end_lost, transitions.end_deferred, expire, fail_orphans)
 
 @dataclass(frozen=True)
 class Sign:
-    """A dispenser's sign of life: when, the newest attempt then (its id, its release), and how far
-    the ledger was moved.
-    """
-
     at: datetime
-    newest: tuple[int, datetime] | None
-    moved: int = 0
+    newest: tuple[int, datetime] | None  # attempt then: its id, its release
+    moved: int = 0  # how far the ledger was
 
 
 def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = "") -> Sign:
@@ -174,7 +163,6 @@ def stated_by(using: str, name: str) -> str:
 
 
 def take_leave(using: str, name: str) -> None:
-    """A dispenser ends: it holds no opinion any more."""
     tables.dispensers(using).filter(pk=name).update(digest="")
 
 
@@ -188,8 +176,7 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     copy that lagged behind.
 
     A row that is gone proves nothing where the ledger still has the attempt that was its newest
-    then, or where the row was so old that others may have pruned it: what this dispenser knew of
-    counts no more.
+    then, or where others may have pruned the row for its age.
     """
     seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
     if seen is None:
@@ -220,9 +207,7 @@ def memory(using: str) -> timedelta:
 
 def hold_everything(using: str) -> None:
     """Hold every rule until nothing that the ledger may have forgotten counts any more: a full
-    window of its own limits.
-
-    No pause makes this shorter, and only who asks for it ends it: `control.resume(restored=True)`.
+    window of its own limits. No pause makes this shorter: `control.resume(restored=True)` ends it.
     """
     config, book = conf.current(), settings.book_in_force(using)
     for name, rule in config.rules.items():

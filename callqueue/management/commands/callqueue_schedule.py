@@ -8,7 +8,6 @@ from django.apps import apps
 from django.core.management.base import CommandParser
 
 from callqueue import conf
-from callqueue.integrations.beat_schedule import beat_schedule
 from callqueue.maintenance import periodic
 from callqueue.management.base import CallQueueCommand, problem, wrong_use
 
@@ -44,7 +43,7 @@ class Command(CallQueueCommand):
         interval = conf.current().interval if options["interval"] is None else options["interval"]
         if not 0.05 <= interval <= 86400:
             raise wrong_use("--interval: is from 0.05 to 86400 seconds")
-        entries = beat_schedule(interval=interval, queue=options["queue"])
+        entries = periodic.beat_schedule(interval=interval, queue=options["queue"])
         if options["remove"]:
             self.say(f"removed {periodic.remove(entries)} periodic tasks")
             return
