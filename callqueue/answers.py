@@ -1,6 +1,4 @@
-"""What is kept of an answer, and what a program reads of it.
-
-In: the bytes of a body, and later the row of an attempt. Out: text for a column with its form, by
+"""What is kept of an answer, and what a program reads of it: text for a column with its form, by
 which the same bytes come back, and the Answer. A body that is text stays readable in the table.
 """
 
@@ -37,28 +35,19 @@ _SCRUBBED = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What an attempt was answered, as far as it is kept.
-
-    `status` and `headers` of an HTTP answer; the headers know no case, and telling ones are
-    redacted. Of a handler and of a Celery task the body is what it returned, as JSON, and there is
-    no status. `body`: the bytes that came, decoded as Content-Encoding says; `text`: as a text.
-    `size`: how many bytes came; one more, where reading stopped before the end. `is_cut`: less is
-    kept. `is_scrubbed`: a secret of the call was taken out, so body and text are not what came.
-    """
+    """What an attempt was answered, as far as kept. Of a handler: what it returned, as JSON."""
 
     status: int | None
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)  # know no case; telling ones are redacted
+    body: bytes = field(repr=False)  # as it came, decoded as Content-Encoding says
     text: str = field(repr=False)
-    size: int
-    is_cut: bool
-    is_scrubbed: bool = False
+    size: int  # bytes that came; one more, where reading stopped before the end
+    is_cut: bool  # less is kept
+    is_scrubbed: bool = False  # a secret was taken out: body and text are not what came
     form: str = field(default=UTF_8, repr=False)  # of the column that it was read from
 
     def json(self, *, scrubbed: bool = False) -> Any:
-        """The body, read as JSON. AnswerCut where less is kept than came, or a secret was taken
-        out, unless it is to be read `scrubbed`; ValueError where it is no JSON.
-        """
+        """The body as JSON. AnswerCut where less is kept, or a secret is out unless `scrubbed`."""
         if self.form == WITHHELD:
             raise AnswerCut(self.size, 0, _WITHHELD)
         if self.is_cut:
@@ -72,7 +61,6 @@ class Answer:
 
 
 def answer_of(attempt: Any, unreadable: Mapping[str, str]) -> Answer | None:
-    """What the attempt was answered; None where nobody answered."""
     if attempt.response_size is None:
         return None
     text, form = attempt.response_body, attempt.response_form
@@ -118,9 +106,7 @@ def unpacked(text: str, form: str) -> bytes:
 
 
 def _text(content: bytes, codec: str, is_cut: bool) -> str | None:
-    """The text that every database keeps, and that gives these bytes back; None where there is
-    none.
-    """
+    """The text that every database keeps, and that gives these bytes back; None: there is none."""
     try:
         text = codecs.getincrementaldecoder(codec)("strict").decode(content, final=not is_cut)
         again = text.encode(codec)

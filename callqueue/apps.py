@@ -1,6 +1,4 @@
-"""The Django app: registers the system checks, the tasks, which are sent by their names, and what
-Celery's workers do besides.
-"""
+"""The Django app: registers system checks, tasks, and what Celery's workers do besides."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from django.utils.translation import gettext_lazy as _
 
 
 class CallQueueConfig(AppConfig):
-    """callqueue, the app."""
-
     name = "callqueue"
     label = "callqueue"
     verbose_name = _("Call queue")
@@ -27,9 +23,7 @@ class CallQueueConfig(AppConfig):
 
 
 def refuse_to_take_others_along(plan: Any = (), **_: Any) -> None:
-    """CommandError where `migrate callqueue zero` would undo another app's migrations, and drop its
-    tables with all rows: Django asks nothing.
-    """
+    """CommandError where `migrate callqueue zero` would drop another app's tables, unasked."""
     undone = [migration for migration, is_backwards in plan if is_backwards]
     others = [str(one) for one in undone if one.app_label != "callqueue"]
     if others and undone[-1].app_label == "callqueue":

@@ -1,9 +1,4 @@
-"""Work that keeps nobody waiting: done in a thread of its own, which may be left behind.
-
-The loops that release calls and record answers have to go round, whatever a broker or a statement
-of mere interest does meanwhile. In: such work. Out: what it returned or
-raised, to whoever waits for it, and for as long as he does.
-"""
+"""Work that keeps nobody waiting: done in a thread of its own, which may be left behind."""
 
 from __future__ import annotations
 
@@ -18,9 +13,7 @@ MOST_LEFT = 64  # threads of one name that are left behind at once
 
 
 class Errand:
-    """Work that is begun at once, in a thread of its own. Raises RuntimeError where the system has
-    no more threads.
-    """
+    """Work that is begun at once, in a thread of its own. RuntimeError where there are no more."""
 
     def __init__(self, name: str, work: Callable[[], Any]) -> None:
         self.name = name
@@ -59,8 +52,8 @@ class TooMany(LeftBehind):
 
 
 def within(seconds: float, name: str, work: Callable[[], Any]) -> Any:
-    """What `work` returned, or raised. LeftBehind where it takes longer, and its thread ends
-    whenever it does; TooMany at once while MOST_LEFT of this name have not ended.
+    """What `work` returned. LeftBehind where it takes longer; TooMany while MOST_LEFT have not
+    ended.
     """
     _left.difference_update([errand for errand in tuple(_left) if not errand.is_under_way])
     if sum(errand.name == name for errand in tuple(_left)) >= MOST_LEFT:

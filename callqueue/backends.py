@@ -1,8 +1,5 @@
 """A backend of Django's Tasks API, for Django 6.0 and later: `TASKS = {"default": {"BACKEND":
-"callqueue.backends.CallQueueBackend"}}`.
-
-Enters a task; a CallQueue row leaves, which waits for the limits of a rule. Results are read from
-the row and its attempts.
+"callqueue.backends.CallQueueBackend"}}`. A task is a call; results are read from its rows.
 """
 
 from __future__ import annotations
@@ -78,9 +75,7 @@ class CallQueueBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """What is known of a task, by the id of its result: the call's. TaskResultDoesNotExist
-        where there is none.
-        """
+        """By the result's id, which is the call's. TaskResultDoesNotExist where there is none."""
         text = str(result_id)
         is_key = text.isascii() and text.isdigit() and len(text) <= 18
         call = self._calls.filter(pk=int(text), method=METHOD).first() if is_key else None
@@ -119,9 +114,7 @@ class CallQueueBackend(BaseTaskBackend):
         ]
 
     def run(self, result: TaskResult[..., Any], context: Context) -> Outcome:
-        """Run the task of a call in this worker: signals, context and result as the API
-        documents.
-        """
+        """Run the task of a call in this worker: signals, context and result as the API says."""
         task_started.send(sender=type(self), task_result=result)
         before = [TaskContext(task_result=result)] if result.task.takes_context else []
         has_returned = False
@@ -193,7 +186,6 @@ class CallQueueBackend(BaseTaskBackend):
 
 @cache
 def _discover() -> None:
-    """Import the `tasks` modules of the installed apps, as Celery's workers do."""
     autodiscover_modules("tasks")
 
 
@@ -215,7 +207,7 @@ def _loaded(path: str) -> Any:
 
 
 def _kept(value: Any, context: Context) -> Any:
-    """As JSON: TypeError where it is none, ValueError where it is too long."""
+    """The value as JSON. TypeError where it is none, ValueError where it is too long."""
     config = conf.current()
     value, most = normalize_json(value), config.keep(config.rules.get(context.rule))
     if (size := len(json.dumps(value))) > most:
@@ -255,7 +247,6 @@ def _error(message: str) -> TaskError:
 
 
 def _told(error: BaseException) -> str:
-    """Its class's path, its words, the end of its traceback; cleaned, then cut."""
     kind = type(error)
     words = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")
     head = cleaned(words).replace("\n", " ")[:HEAD]

@@ -1,11 +1,8 @@
-"""Hands messages to the broker: each at once or not at all, and never for longer than a few
-seconds.
+"""Hands messages to the broker: each at once or not at all, never for longer than a few seconds.
 
-In: a Celery task and its arguments. Raises whatever the broker said, or that it said nothing. Never
-retries, and never waits for a connection that blocks to say goodbye. Only some transports know of
-a time within which to answer, so each message is sent in a thread that can be left behind.
-
-A process that makes its calls itself asks no broker: `in_this_process`, what would be sent is run.
+Never retries. Only some transports know of a time within which to answer, so each message is sent
+in a thread that can be left behind. A process that makes its calls itself asks no broker:
+`in_this_process`, what would be sent is run.
 """
 
 from __future__ import annotations
@@ -49,10 +46,9 @@ def send(
     lasts: float | None = None,
     expires: float | None = None,
 ) -> None:
-    """Send a task's message, to `queue` or where the task and CELERY_TASK_ROUTES say.
-
-    After `lasts` seconds a broker that knows message TTLs drops it, by its own clock; after
-    `expires` a worker does, by the worker's.
+    """Send a task's message, to `queue` or where the task and CELERY_TASK_ROUTES say. After `lasts`
+    seconds a broker that knows message TTLs drops it, by its own clock; after `expires` a worker
+    does, by the worker's. Raises whatever the broker said, or that it said nothing.
     """
     given = {"queue": queue or None, "expiration": lasts, "expires": expires}
     options = {name: value for name, value in given.items() if value is not None}
@@ -60,6 +56,11 @@ def send(
         task.app,
         lambda **how: task.apply_async(args, kwargs or {}, ignore_result=True, **options, **how),
     )
+
+
+def naming(using: str) -> dict[str, Any]:
+    """The keyword with which a task's message names its database, where that is not the default."""
+    return {} if using == "default" else {"using": using}
 
 
 def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
@@ -125,14 +126,11 @@ def in_this_process() -> Iterator[None]:
 
 
 def is_in_this_process() -> bool:
-    """Whether this process runs itself what others would send."""
     return bool(_here)
 
 
 def is_set_up() -> bool:
-    """Whether the project has made its Celery application the current one. Without one, Celery
-    makes do with its defaults, and CELERY_... settings mean nothing.
-    """
+    """Whether the project's Celery application is the current one; else nothing reads CELERY_..."""
     from celery import current_app
 
     return bool(current_app.main != "default" or current_app.set_as_current)
@@ -156,7 +154,6 @@ def confirms_messages() -> bool:
 
 
 def transport(app: Any) -> str:
-    """The scheme of the broker's URL, without what comes after "+"."""
     try:
         named = str(app.connection_for_write().transport_cls)
     except ImportError:  # of its package
@@ -165,9 +162,7 @@ def transport(app: Any) -> str:
 
 
 def address(app: Any) -> str:
-    """Where the broker is, without user and password: the same in every process that uses it. Empty
-    where none is used, or its package is not installed.
-    """
+    """Where the broker is, without password. Empty where none is used or installed."""
     if app.conf.task_always_eager:
         return ""
     try:
@@ -200,16 +195,13 @@ def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
 
 
 def queue_of(app: Any, name: str, queue: str = "") -> str:
-    """This queue, or where the task or CELERY_TASK_ROUTES say."""
     queue = queue or getattr(app.tasks.get(name), "queue", "") or ""
     found = app.amqp.router.route({"queue": queue} if queue else {}, name)["queue"]
     return str(getattr(found, "name", found))
 
 
 def registered(app: Any, name: str) -> Any:
-    """The task of this name, to be run in this process; None where the project has none. The
-    project's tasks are imported first where no worker has done so.
-    """
+    """The task of this name in this process, whose tasks are imported first; None where none is."""
     if name not in app.tasks:
         import_tasks(app)
     return app.tasks.get(name)
@@ -217,9 +209,7 @@ def registered(app: Any, name: str) -> Any:
 
 @cache
 def import_tasks(app: Any) -> None:
-    """Import what the application imports and discovers, as its workers do when they start; the
-    apps' `tasks` modules where the project has no application of its own.
-    """
+    """Import what the application's workers do; without one, the apps' `tasks` modules."""
     app.loader.import_default_modules()
     if not is_set_up():
         autodiscover_modules("tasks")

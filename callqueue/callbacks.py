@@ -1,9 +1,8 @@
 """Announces that calls have ended: the log lines, the signals, and the callback tasks they name.
 
-Signals and callbacks are announced by a Celery task, so the project's own code keeps no loop from
-going round. They are owed (`callback_pending`) from the statement that ends the call until the task
-has announced them, so what is lost in between comes late rather than never. A task claims what it
-announces, and holds no lock meanwhile.
+A Celery task announces, so the project's own code keeps no loop from going round. Ends are owed
+(`callback_pending`) from the statement that ends the call until they are announced, so what is lost
+in between comes late rather than never. A task claims what it announces, and holds no lock.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def tell(using: str, call_ids: Sequence[int], status: int) -> None:
 
 
 def log(pk: int, status: int, rule: str, why: str) -> None:
-    """The log line of a call that went wrong."""
     if status in _LOGGED:
         name = conf.NAMES_OF_STATUS[status]
         events.log(_LOGGED[status], call_id=pk, status=name, rule=rule, reason=why)
@@ -74,9 +72,8 @@ def announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
 
 def ask_for_owed(using: str) -> None:
     """Have those ends announced that nobody has, since a message was lost or the broker was away.
-
     Each is asked for again only after as long as it has been owed: so none is behind others whose
-    queue has no worker now, and that queue's messages do not pile up.
+    queue has no worker now.
     """
     announce(using, untimed(using, lambda: _to_ask_for(using)))
 
@@ -85,7 +82,7 @@ def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> i
     """Announce what is owed of these calls; the count of those that owe nothing more.
 
     A signal goes with the first try. A callback that is refused has its next turn a little later,
-    after all that were not tried: none keeps back what is behind it, however long it takes.
+    after all that were not tried: none keeps back what is behind it.
     """
     late = time.monotonic() + SENDING
     owed = _owed(using).filter(pk__in=call_ids)
@@ -101,7 +98,6 @@ def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> i
 
 
 def owes_result(method: str, status: int) -> bool:
-    """Whether a result backend is to be told that a call of this method ended in `status`."""
     return method == "celery_task" and tells_results(status)
 
 
@@ -111,7 +107,6 @@ def tells_results(status: int) -> bool:
 
 
 def has_receivers(status: int) -> bool:
-    """Whether a signal tells of ends in `status`."""
     return bool(
         events.call_finished.receivers
         or (status == states.FAILED and events.call_failed.receivers)
@@ -150,7 +145,6 @@ def _owed(using: str) -> CallQueueQuerySet:
 
 
 def _to_ask_for(using: str) -> list[tuple[int, str]]:
-    """Ends that are owed and that nobody was asked for lately, each (call, rule)."""
     now = database.clock(using)
     free = [_is_free(name, now) for name in ("callback_at", "callback_ask_at")]
     owed = _owed(using).filter(*free, _is_past("finished_at_dt", now - LEFT)).order_by("pk")
@@ -164,7 +158,6 @@ def _to_ask_for(using: str) -> list[tuple[int, str]]:
 
 
 def _is_free(name: str, until: datetime) -> Q:
-    """Whether nobody has claimed or asked for it until then."""
     return Q(**{f"{name}__isnull": True}) | _is_past(name, until)
 
 
@@ -204,7 +197,9 @@ def _settle(
 def _sent(
     using: str, due: Sequence[Any], late: float, tell_results: TellResults
 ) -> tuple[list[int], list[int]]:
-    """Until it is late (monotonic): those of which all is sent, and those refused, once each."""
+    """The calls of which all is sent, and those refused, once each. Stops when it is late
+    (monotonic).
+    """
     untold = [one.pk for one in due if owes_result(one.method, one.status)]
     left = set[int]() if _are_told(using, untold, tell_results) else set(untold)
     sent: list[int] = []
@@ -225,7 +220,6 @@ def _sent(
 
 
 def _are_told(using: str, call_ids: Sequence[int], tell_results: TellResults) -> bool:
-    """Whether the result backend has been told of these."""
     try:
         if call_ids:
             tell_results(using, call_ids)
@@ -236,9 +230,7 @@ def _are_told(using: str, call_ids: Sequence[int], tell_results: TellResults) ->
 
 
 def _is_sent(task: str, args: tuple[Any, ...]) -> bool:
-    """Whether the broker has taken the message, or the task has run in this process. One that is
-    not known here is tried again, perhaps by others.
-    """
+    """Whether the broker has the message, or the task ran here; else it is tried again."""
     if broker.is_in_this_process():
         try:
             broker.run_by_name(current_app, task, args, seconds=RUNNING)

@@ -1,6 +1,4 @@
-"""System checks: CALLQUEUE is read and everything wrong in it is reported, with the place and what
-to do.
-"""
+"""System checks: everything wrong in CALLQUEUE is reported, with the place and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +22,6 @@ Found = Iterator[CheckMessage]
 
 @register("callqueue")
 def check(**_: Any) -> list[CheckMessage]:
-    """All of the settings: what goes by them is looked at once they are sound."""
     wrong = conf.problems()
     hint = f"See {page('reference/settings.md')}"
     found: list[CheckMessage] = [Error(why, hint=hint, id="callqueue.E001") for why in wrong]
@@ -37,7 +34,6 @@ def check(**_: Any) -> list[CheckMessage]:
 
 @register("callqueue", deploy=True)
 def check_deployment(**_: Any) -> list[CheckMessage]:
-    """What is for trying it, and not for production."""
     return [] if conf.problems() else list(_deployment(conf.current()))
 
 
@@ -188,5 +184,4 @@ def _deployment(config: conf.Config) -> Found:
 
 
 def _with_our_tables() -> Iterator[str]:
-    """The databases that have callqueue's tables."""
     return (alias for alias in connections if router.allow_migrate_model(alias, tables.CallQueue))

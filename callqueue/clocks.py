@@ -1,7 +1,6 @@
-"""Clocks: a reading of the database's, between two instants of this process's own.
-
-The database's clock is the only one that is compared. Ledger time is what it shows less how far the
-ledger was moved (`ledger.ledger_time`). Its instants are `Us`, those of this process alone `Mono`.
+"""Clocks: a reading of the database's, between two instants of this process's own. The database's
+clock is the only one that is compared; ledger time is what it shows less how far the ledger was
+moved (`ledger.ledger_time`).
 """
 
 from __future__ import annotations
@@ -47,11 +46,8 @@ _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def monotonic() -> Mono:
-    """Seconds that have passed, those of a suspended machine included where it can tell (Linux):
-    leases go by them too.
-
-    `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send, and
-    the database's clock would seem to have jumped.
+    """Seconds that have passed, those of a suspended machine included where it can tell (Linux).
+    `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send.
     """
     return Mono(time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME))
 
@@ -59,9 +55,8 @@ def monotonic() -> Mono:
 @dataclass(frozen=True)
 class Reading:
     """Ledger time `at` some moment between two instants of this process's monotonic time, and how
-    far the ledger was `moved` by then.
-
-    Without a jump that nobody has dealt with, ledger time goes on as time does, whoever reads it.
+    far the ledger was `moved` by then. Without a jump that nobody has dealt with, it goes on as
+    time does.
     """
 
     at: Us
@@ -71,15 +66,12 @@ class Reading:
 
     @property
     def wall(self) -> Us:
-        """What the database's clock showed."""
         return self.at + self.moved
 
     def jump_to(self, later: Reading) -> int:
         """By how much ledger time went further (or less far) until `later` than time did; 0 within
-        the tolerance.
-
-        Errs upwards, by no more than the readings took: ledger time that is set back by it is late,
-        never early.
+        the tolerance. Errs upwards, by no more than the readings took: ledger time that is set back
+        by it is late, never early.
         """
         went = later.at - self.at
         least, most, slack = self._bounds(later)

@@ -1,6 +1,5 @@
-"""What happens: each event's name, its one log line and, where others may listen, its signal.
-
-Takes names, ids and reasons; never a secret, a payload or a response body.
+"""What happens: each event's name, its one log line and, where others may listen, its signal. Takes
+names, ids and reasons; never a secret, a payload or a response body.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ def log(event: str, **facts: Any) -> None:
 
 
 def has_receivers(event: str) -> bool:
-    """Whether anybody listens to the event's signal."""
     signal = _EVENTS[event][1]
     return signal is not None and bool(signal.receivers)
 
@@ -87,9 +85,7 @@ def notify_of(event: str, facts: dict[str, Any]) -> None:
 
 
 def notify(signal: Signal, **facts: Any) -> None:
-    """Send a signal to whoever listens; a listener that fails is logged, no more, and keeps it from
-    none of the others.
-    """
+    """Send a signal to whoever listens; one that fails is logged, and keeps it from no other."""
     for listener in list(signal.receivers or ()):
         alone = Signal()
         alone.receivers = [listener]
@@ -104,7 +100,6 @@ def notify(signal: Signal, **facts: Any) -> None:
 
 
 def _name(receiver: Any) -> str:
-    """A receiver's name, as a signal holds it: mostly by a weak reference."""
     function = receiver() if isinstance(receiver, ReferenceType) else receiver
     return str(getattr(function, "__qualname__", repr(function)))
 

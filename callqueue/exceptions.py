@@ -1,7 +1,5 @@
-"""What callqueue refuses, and why.
-
-Every error a caller can meet derives from `CallQueueError`; each says which field or name is wrong
-and what to do. A refused `send` has written nothing.
+"""What callqueue refuses, and why: each says which field or name is wrong and what to do. A refused
+`send` has written nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +41,7 @@ class NotNow(CallQueueError):
 
 
 class AnswerCut(CallQueueError):
-    """An answer is not read as if it were whole. `size`: how many bytes came; `kept`: how many of
-    them are kept.
-    """
+    """An answer is not read as if it were whole: `size` bytes came, and `kept` are kept."""
 
     def __init__(self, size: int, kept: int, why: str) -> None:
         self.size = size

@@ -1,10 +1,9 @@
 """Columns that are encrypted at rest when ENCRYPTION_KEYS are set, and columns that keep what
 others say.
 
-What is sealed is bound to its column and its row: moved to another, it opens no more than what no
-key opens, and both are read as UNREADABLE, so that one bad row never stops a query. What is not
-sealed never looks as if it were. What providers, hooks and errors say is made storable here,
-whoever writes it: none of it is refused by a database.
+What is sealed is bound to its column and its row: what no key opens there is read as UNREADABLE, so
+that one bad row never stops a query. What is not sealed never looks as if it were. What providers,
+hooks and errors say is made storable here.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ UNREADABLE = {"$unreadable": "no key in ENCRYPTION_KEYS opens this value"}
 
 @dataclass(frozen=True)
 class Bound:
-    """A value bound to the row of this identity, and not to its column alone."""
-
     value: Any = field(repr=False)
     row: str
 
@@ -47,8 +44,8 @@ class ToldTextField(models.TextField):  # type: ignore[type-arg]
 
 
 class _Sealed(models.TextField):  # type: ignore[type-arg]
-    """A column of text, which is "$sealed:token" when there are keys. `bound_to` is the column that
-    tells rows apart, and is known when they are inserted.
+    """Text, which is "$sealed:token" when there are keys. `bound_to`: the column of the row's
+    identity.
     """
 
     unreadable: Any
@@ -58,11 +55,9 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         self.bound_to = bound_to
 
     def written(self, value: Any) -> str:
-        """The value as text."""
         raise NotImplementedError
 
     def read(self, text: str) -> Any:
-        """The value that was written."""
         raise NotImplementedError
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
@@ -88,7 +83,6 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return self.selected(compiler.connection, table), params
 
     def selected(self, connection: Any, table: str) -> str:
-        """The SQL that reads the column of this table with its row's identity."""
         quote, bound_to = connection.ops.quote_name, self.model._meta.get_field(self.bound_to)
         identity = f"{table}.{quote(bound_to.column)}"  # type: ignore[union-attr]
         value = f"{table}.{quote(self.column)}"
@@ -102,7 +96,6 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return self.stored(value)
 
     def in_document(self, value: Any) -> Any:
-        """The value as it stands in a JSON document from which a statement reads its rows."""
         return self.stored(value)
 
     def stored(self, value: Any) -> Any:
@@ -142,9 +135,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
 
 
 class SealedJSONField(_Sealed):
-    """JSON, kept as text: names keep their order and numbers their form, on every database.
-    Secrets are stored by name, see callqueue.security.secrets.
-    """
+    """JSON as text: names keep their order, numbers their form. Secrets are stored by name."""
 
     unreadable = UNREADABLE
     _pyi_private_get_type: Any
@@ -195,7 +186,6 @@ def new_idempotency_key() -> uuid.UUID:
 
 
 def one_call() -> int:
-    """The cost of a call for which nobody stated one; callable, as Django wants it of JSON."""
     return 1
 
 
@@ -206,12 +196,10 @@ def _has_marks(value: Any) -> bool:
 
 
 def _identity(row: Any) -> str:
-    """The identity as every database writes it: some have UUIDs with dashes."""
     return str(row).replace("-", "")
 
 
 def _with_row(value: Any) -> tuple[str, Any]:
-    """The identity of the row that a value was read with, "" where it was not, and the value."""
     if not isinstance(value, str) or not value.startswith(_ROW):
         return "", value
     row, _, rest = value[len(_ROW) :].partition("|")

@@ -1,8 +1,5 @@
 """What a call waits for, its place in the queue, and when it should go; honest where nobody can
-say.
-
-In: a call. Out: a Forecast: what goes before it, as the look's estimate of its rule lets it go.
-Reads a bounded part of the waiting set, whatever its size. Changes nothing.
+say. Reads a bounded part of the waiting set, whatever its size.
 """
 
 from __future__ import annotations
@@ -63,11 +60,8 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
 
 
 def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
-    """The forecast of one call, as of now. `position` is None where more calls go before it than
-    are counted (CAP).
-
-    `tells_why_held`: whether the reader may know a hold's reason; that there is a hold, and until
-    when, is said to all.
+    """The forecast of one call, as of now. `position` is None where more than CAP go before it.
+    `tells_why_held`: whether the reader may know a hold's reason; that there is one, all may.
     """
     using = call._state.db or "default"
     with database.one_view(using):
@@ -217,7 +211,6 @@ def _binding(call: CallQueue, rule: RuleLook) -> LimitLook | None:
 def _unforeseeable(
     call: CallQueue, rule: RuleLook, pairs: Pairs, ahead: Ahead, binding: LimitLook | None
 ) -> str:
-    """Why nobody can say when it goes; empty where somebody can."""
     for one, gate in pairs:
         kind, own = one.budget.limit, cost_of(call.cost, one.budget.limit.unit)
         if own > kind.capacity:
@@ -277,7 +270,6 @@ def _count_ahead(call: CallQueue, book: Book, using: str) -> Ahead:
 
 
 def _in_order(call: CallQueue, using: str) -> int:
-    """By priority, then by when they were due. Each part has an index."""
     same = Q(priority=call.priority)
     parts = [
         Q(priority__gt=call.priority),
@@ -312,7 +304,6 @@ def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[st
 
 
 def _by_key(call: CallQueue, using: str, which: str) -> Counter[str]:
-    """How many ready calls of the rule each key has, of the first CAP of these priorities."""
     key = quoted(using, "key")
     found = rows(
         using,

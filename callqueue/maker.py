@@ -1,12 +1,11 @@
-"""Makers: they make in this process what its dispenser releases, all of it or a part.
-
-In: attempts that a pass has begun as it charged them. Out: the ends of their calls, in the
-database. They are made by the threads of the process's flight, as those of messages are.
+"""Makers: they make in this process what its dispenser releases, all of it or a part, by the
+threads of the process's flight, as the calls of messages are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from celery import current_app
 
@@ -25,8 +24,7 @@ HUNG = 64  # that have had their time, each with its thread, that take no room o
 
 class Maker:
     """Makes all that its process releases, tasks and other handlers' calls too, without broker and
-    workers. It has SLOTS times CALLS_PER_SLOT HTTP calls in flight at most, and HANDLED others, and
-    takes no more of either. `leave` when no more are to come.
+    workers. At most SLOTS times CALLS_PER_SLOT HTTP calls are in flight, and HANDLED others.
     """
 
     kind = RUN
@@ -47,15 +45,9 @@ class Maker:
         return Room(most - http, min(most, HANDLED + hung) - len(handled))
 
     def begins(self) -> Begins:
-        """Who begins what the next pass releases."""
-        return Begins(claim.name_worker(), claim.READS, self.take)
-
-    def take(self, begun: Begun) -> Callable[[bool], None]:
-        """Have these calls made."""
-        return take_off(self.using, begun)
+        return Begins(claim.name_worker(), claim.READS, partial(take_off, self.using))
 
     def leave(self) -> None:
-        """Wait until what is in flight has ended, and for what announces it."""
         in_flight.tell_to_go()
         try:
             in_flight.land()
@@ -75,7 +67,6 @@ class WorkersMaker:
         self.using = using
 
     def room(self) -> Room:
-        """Workers make what this process does not."""
         return ROOMY
 
     def begins(self) -> Begins | None:
@@ -84,17 +75,12 @@ class WorkersMaker:
         most = min(conf.current().in_workers - len(flight.under_way), flight.room())
         if most <= 0:
             return None
-        return Begins(claim.name_worker(), claim.READS, self.take, is_consumed, most)
-
-    def take(self, begun: Begun) -> Callable[[bool], None]:
-        """Have these calls made."""
-        return take_off(self.using, begun)
+        take = partial(take_off, self.using)
+        return Begins(claim.name_worker(), claim.READS, take, is_consumed, most)
 
 
 def take_off(using: str, begun: Begun) -> Callable[[bool], None]:
-    """Have these calls made by this process's flight, once what this returns is told that they are
-    begun.
-    """
+    """Have these calls made, once what this returns is told that they are begun."""
     jobs = claim.take_begun(using, begun.rows, begun.reading)
     return in_flight.flight_of(using).take_off(jobs)
 

@@ -1,9 +1,4 @@
-"""The managers: querysets named for what their rows are, and what may be done with calls: send,
-requeue, cancel.
-
-In: what an application asks for. Out: rows, counts, IllegalTransition. How a call is checked and
-queued is in `sending.intake`, how it moves from state to state in `transitions`.
-"""
+"""The managers: querysets named for what their rows are, and what may be done with calls."""
 
 from __future__ import annotations
 
@@ -31,8 +26,6 @@ BATCH = 1000
 
 
 class CallQueueQuerySet(models.QuerySet["CallQueue"]):
-    """Calls, picked by what they are."""
-
     def new(self) -> CallQueueQuerySet:
         """Not attempted yet, or requeued."""
         return self.filter(status=states.NEW)
@@ -50,11 +43,9 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.filter(status=states.DISPATCHED)
 
     def error(self) -> CallQueueQuerySet:
-        """Failed, and will be retried."""
         return self.filter(status=states.ERROR)
 
     def failed(self) -> CallQueueQuerySet:
-        """Given up."""
         return self.filter(status=states.FAILED)
 
     def unknown(self) -> CallQueueQuerySet:
@@ -62,7 +53,6 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.filter(status=states.UNKNOWN)
 
     def done(self) -> CallQueueQuerySet:
-        """Succeeded."""
         return self.filter(status=states.DONE)
 
     def cancelled(self) -> CallQueueQuerySet:
@@ -74,7 +64,6 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.filter(status=states.EXPIRED)
 
     def final(self) -> CallQueueQuerySet:
-        """Ended, in whatever way."""
         return self.filter(status__in=states.FINAL)
 
     def requeue(self, *, again: bool = False) -> int:
@@ -84,7 +73,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return sum(transitions.requeue(self.db, pks, move) for pks in batches)
 
     def cancel(self) -> int:
-        """End these calls, those that no worker has begun; the count of them."""
+        """End these calls, those that no worker has begun; the count."""
         batches = in_batches(self.filter(status__in=Move.CANCEL.sources), BATCH)
         return sum(transitions.cancel(self.db, pks) for pks in batches)
 
@@ -95,9 +84,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
 _Calls = models.Manager.from_queryset(CallQueueQuerySet)
 
 
-class CallQueueManager(_Calls["CallQueue"]):
-    """`CallQueue.objects`."""
-
+class CallQueueManager(_Calls["CallQueue"]):  # `CallQueue.objects`
     def send(
         self,
         call_data: Mapping[str, Any],
@@ -145,9 +132,8 @@ class CallQueueManager(_Calls["CallQueue"]):
         return await sync_to_async(self.send_many)(iterable, **arguments)
 
     def under_threshold(self, rule: str = "default", key: str | Mapping[str, str] = "") -> bool:
-        """Whether a call of cost 1 under this rule and key would be released now: room in every
-        limit, and no hold. Only looks: to make a call yourself under its limits, take a
-        `callqueue.permit`, which charges it.
+        """Whether a call of cost 1 under this rule and key would be released now. Only looks: to
+        make a call yourself under its limits, take a `callqueue.permit`, which charges it.
         """
         return forecast.has_room(self.db, rule, key)
 
@@ -174,14 +160,11 @@ class CallQueueManager(_Calls["CallQueue"]):
 
 
 class CallAttemptQuerySet(models.QuerySet["CallAttempt"]):
-    """Attempts: the ledger's rows."""
-
     def open(self) -> CallAttemptQuerySet:
         """Released and not answered: charged in full."""
         return self.filter(finished_at__isnull=True)
 
     def unbegun(self) -> CallAttemptQuerySet:
-        """Released, and no worker has begun them."""
         return self.open().filter(started_at__isnull=True)
 
     def charged(self) -> CallAttemptQuerySet:

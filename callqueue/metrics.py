@@ -1,9 +1,7 @@
 """Metrics for Prometheus: a collector that reads the database when it is scraped, and a view that
-answers a scrape.
-
-Nothing is counted here, so any process may be scraped and a restart loses nothing. Counters are the
-sums since ever, some seconds behind; they only grow. Needs prometheus_client, the extra `metrics`.
-Names rules and limits; never a key, a call or a secret.
+answers a scrape. Nothing is counted here, so a restart loses nothing. Counters are the sums since
+ever, some seconds behind. Needs the extra `metrics`. Names rules and limits; never a key, a call or
+a secret.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ KEPT = {"failed_calls": states.FAILED, "unknown_calls": states.UNKNOWN}
 
 
 class CallQueueCollector:
-    """A Prometheus collector. `callqueue_up` is 0, and all else is missing, while the database is
+    """A Prometheus collector. `callqueue_up` is 0, and all else missing, while the database is
     away.
     """
 
@@ -65,7 +63,6 @@ class CallQueueCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics as of now."""
         try:
             found = list(_families(self.using, look(self.using)))
         except (DatabaseError, InterfaceError):
@@ -75,9 +72,7 @@ class CallQueueCollector:
 
 
 def register(registry: Any = None, using: str = "default") -> CallQueueCollector:
-    """Add the collector to a registry, by default the one that prometheus_client exports
-    everywhere.
-    """
+    """Add the collector to a registry, by default the one that prometheus_client exports."""
     collector = CallQueueCollector(using)
     (registry or _client().REGISTRY).register(collector)
     return collector
@@ -85,9 +80,7 @@ def register(registry: Any = None, using: str = "default") -> CallQueueCollector
 
 def view(request: HttpRequest) -> HttpResponse:
     """A scrape's answer with callqueue's metrics alone, for a URL of yours: `path("metrics",
-    callqueue.metrics.view)`.
-
-    Whoever may reach the URL reads it: keep it behind what keeps your other internal pages.
+    callqueue.metrics.view)`. Whoever may reach the URL reads it.
     """
     client = _client()
     registry = client.CollectorRegistry()
@@ -96,7 +89,6 @@ def view(request: HttpRequest) -> HttpResponse:
 
 
 def _families(using: str, seen: Look) -> Iterator[Any]:
-    """All but whether there are any."""
     for name, (text, of_rule) in OF_RULES.items():
         yield _gauge(name, text, {(rule.name,): of_rule(rule) for rule in seen.rules}, "rule")
     limits: dict[tuple[str, ...], LimitLook] = {
@@ -119,7 +111,6 @@ def _families(using: str, seen: Look) -> Iterator[Any]:
 
 
 def _since_ever(found: Mapping[str, Sums]) -> Iterator[Any]:
-    """Counters and histograms."""
     client = _client()
     text = "Attempts that may have reached the provider"
     family = client.core.CounterMetricFamily(
@@ -142,7 +133,6 @@ def _since_ever(found: Mapping[str, Sums]) -> Iterator[Any]:
 
 
 def _kept(using: str, names: Iterable[str]) -> dict[tuple[str, int], int]:
-    """How many calls of each rule failed or are unknown, of those that are kept. One statement."""
     rows = tables.calls(using).filter(rule__in=names, status__in=KEPT.values()).order_by()
     counted = rows.values_list("rule", "status").annotate(Count("pk"))
     return {(rule, status): count for rule, status, count in counted}

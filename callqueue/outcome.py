@@ -1,8 +1,4 @@
-"""What an attempt's end means: four outcomes, as plain values.
-
-A handler or a rule's `classify` returns one of them; the executor turns it into the call's next
-state. Pure: no Django, no clock, no network.
-"""
+"""What an attempt's end means: four outcomes, as plain values, of handlers and `classify`. Pure."""
 
 from __future__ import annotations
 

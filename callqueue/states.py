@@ -23,8 +23,7 @@ CANCELLABLE = WAITING  # DISPATCHED too, while no worker has begun it
 
 class Move(Enum):
     """The legal moves of a call, by verb: the states it may start from, and those it may lead to.
-
-    There is no other way from one state to another, and `callqueue.transitions` makes them all.
+    `callqueue.transitions` makes them all.
     """
 
     RELEASE = WAITING, (DISPATCHED,)  # every limit admits the call

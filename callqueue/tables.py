@@ -1,7 +1,6 @@
-"""The tables, for every package below the models: found in Django's registry when they are used.
-
-So nothing that works on rows imports the models, which themselves import much of the app.
-`tables.X` is the model X; the functions give its rows in one database.
+"""The tables, for every package below the models: found in Django's registry when they are used. So
+nothing that works on rows imports the models, which themselves import much of the app. `tables.X`
+is the model X; the functions give its rows in one database.
 """
 
 from __future__ import annotations
@@ -39,52 +38,42 @@ else:
 
 
 def calls(using: str) -> CallQueueQuerySet:
-    """The calls."""
     return cast("CallQueueQuerySet", _rows("CallQueue", using))
 
 
 def attempts(using: str) -> CallAttemptQuerySet:
-    """The attempts: the ledger."""
     return cast("CallAttemptQuerySet", _rows("CallAttempt", using))
 
 
 def holds(using: str) -> QuerySet[Hold]:
-    """What keeps rules and keys from being released."""
     return _rows("Hold", using)
 
 
 def rule_states(using: str) -> QuerySet[RuleState]:
-    """The rules' rows, which passes lock."""
     return _rows("RuleState", using)
 
 
 def ledger_state(using: str) -> QuerySet[LedgerState]:
-    """The row that says how far the ledger was moved."""
     return _rows("LedgerState", using)
 
 
 def settings(using: str) -> QuerySet[SettingsState]:
-    """The row of the settings in force."""
     return _rows("SettingsState", using)
 
 
 def opinions(using: str) -> QuerySet[OpinionState]:
-    """What processes hold of the limits."""
     return _rows("OpinionState", using)
 
 
 def dispensers(using: str) -> QuerySet[DispenserState]:
-    """The dispensers' signs of life."""
     return _rows("DispenserState", using)
 
 
 def sums(using: str) -> QuerySet[Sum]:
-    """What attempts came to, by stretches of time."""
     return _rows("Sum", using)
 
 
 def summed(using: str) -> QuerySet[Summed]:
-    """How far that is added up."""
     return _rows("Summed", using)
 
 
@@ -96,6 +85,6 @@ def name(using: str, model: str) -> str:
 
 
 def _rows(model: str, using: str) -> QuerySet[Any]:
-    """The model's rows. Callers state the type: Django's registry knows none."""
+    # callers state the type: Django's registry knows none
     rows: QuerySet[Any] = apps.get_model("callqueue", model)._default_manager.using(using)
     return rows

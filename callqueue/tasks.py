@@ -41,9 +41,8 @@ def make_api_call(
 
 
 def _ids(given: Sequence[Any]) -> list[int]:
-    """Those that may be an attempt's. Whoever writes to the broker can put in others, and what no
-    database takes would fail the statement that begins attempts of other messages too.
-    """
+    # Whoever writes to the broker can put in others, and what no database takes would fail the
+    # statement that begins attempts of other messages too.
     return [pk for pk in given if isinstance(pk, int) and 0 < pk <= BigAutoField.MAX_BIGINT]
 
 
@@ -76,9 +75,7 @@ def dispense(seconds: float | None = None, using: str = "default") -> int:
     name="callqueue.recover_lost_calls", ignore_result=True, serializer="json", max_retries=0
 )
 def recover_lost_calls(using: str = "default") -> int:
-    """Take back what no worker begun, end what fell silent, expire what waited too long, reconcile;
-    the calls changed.
-    """
+    """Take back what no worker began, end what fell silent, expire, reconcile; the count."""
     recovered = database.persist(using, lambda: recovery.recover(using), during="recovery")
     return recovered + reconcile.ask_due(using)
 

@@ -1,8 +1,5 @@
 """OpenTelemetry, where it is installed: the span that sent a call is remembered, and each attempt
-is a span linked to it.
-
-In: the current span at `send`; a begun attempt and its result. Out: spans by the API's global
-tracer. Attributes carry no URL, header or body.
+is a span linked to it. Attributes carry no URL, header or body.
 """
 
 from __future__ import annotations
@@ -39,9 +36,7 @@ def current() -> str | None:
 
 
 def traced(make: Make) -> Make:
-    """`make`, with a span around each attempt; as it is where nothing traces: no package, or no
-    provider of tracers set up.
-    """
+    """`make`, with a span around each attempt; as it is where nothing traces."""
     provider = None if trace is None else _unharmed(trace.get_tracer_provider)
     if provider is None or isinstance(provider, trace.ProxyTracerProvider):
         return make
@@ -61,7 +56,6 @@ def traced(make: Make) -> Make:
 
 
 def _opened(job: Job) -> Any:
-    """The span of an attempt, to be entered."""
     call, attempt, url = job.call, job.attempt, job.params.get("url")
     is_http = call.method in HTTP_METHODS
     sender = trace.get_current_span(_w3c.extract({"traceparent": call.trace_context or ""}))
@@ -95,9 +89,7 @@ def _describe(span: Any, result: Result) -> None:
 
 
 def _unharmed(tell: Callable[[], Any]) -> Any:
-    """What a tracer gives; None where it, or what it reports to, fails: no call is the worse for
-    it.
-    """
+    """What a tracer gives; None where it fails: no call is the worse for it."""
     try:
         return tell()
     except BaseException as error:

@@ -1,9 +1,6 @@
 """Text as every database keeps it, whoever wrote it: a provider, a hook, an error that was raised.
-
-In: text with NUL or halves of surrogate pairs in it, bytes in whatever charset is claimed, anything
-that was raised. Out: the nearest text that can be stored. Never raises, and looks up no codec by a
-name that a stranger chose. Also the words that suggest a name for one that is unknown, and where a
-page of the documentation is.
+Never raises, and looks up no codec by a name that a stranger chose. Also the words that suggest a
+name for one that is unknown, and where a page of the documentation is.
 """
 
 from __future__ import annotations
@@ -32,9 +29,8 @@ _CHARSETS = frozenset({
 
 
 def storable(text: str) -> str:
-    """The nearest text that every database keeps.
-
-    NUL is left out, halves of a surrogate pair are joined, and one that is alone becomes U+FFFD.
+    """The nearest text that every database keeps. NUL is left out, halves of a surrogate pair are
+    joined, and one that is alone becomes U+FFFD.
     """
     if not text.isascii():
         try:

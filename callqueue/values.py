@@ -1,5 +1,5 @@
-"""Values that a call is sent with: how a refusal names where one is and what it is, and the checks
-of single values that every method shares. No refusal repeats the value, which may be secret.
+"""Values that a call is sent with: how a refusal names where one is and what it is, and checks of
+single values. No refusal repeats the value, which may be secret.
 """
 
 from __future__ import annotations
@@ -65,19 +65,17 @@ def kind_of(value: object) -> str:
 
 
 def is_secret(value: Any) -> bool:
-    """Whether a secret stands in the value's place: what it stands for is checked in the worker."""
+    """Whether a secret stands in the value's place. What it stands for is checked in the worker."""
     return isinstance(value, Secret)
 
 
 def listed(field: str, value: Any) -> list[Any]:
-    """The value, a list."""
     if not isinstance(value, list):
         raise InvalidCall(field, f"must be a list, not {kind_of(value)}")
     return value
 
 
 def named(field: str, value: Any) -> dict[str, Any]:
-    """The value, a dict."""
     if not isinstance(value, dict):
         raise InvalidCall(field, f"must be a dict of names, not {kind_of(value)}")
     return value
@@ -109,7 +107,6 @@ Ban = tuple[re.Pattern[str], str]  # what a text must not contain, and why
 
 
 def check_each(params: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
-    """Check each param that is given, by its own check."""
     for name, value in params.items():
         if value is not None:
             checks[name](f"params.{name}", value)
@@ -126,8 +123,6 @@ def flaw(value: Any, bans: Iterable[Ban]) -> str:
 
 
 def text(*bans: Ban) -> Check:
-    """The check of a string without these."""
-
     def check(field: str, value: Any) -> None:
         if why := flaw(value, bans):
             raise InvalidCall(field, why)

@@ -1,10 +1,9 @@
 """A Celery worker that releases calls, and makes some of them at once, while no dispenser process
 does: `celery worker` alone is a working system.
 
-One process of all workers does so at a time. Of the processes of one worker, it is the one that has
-the worker's seat: a lock of the operating system's, which is free as soon as its holder is dead. Of
-several workers, it is the one that is seen to be alive: see `alive.is_outranked`. A process that
-computes, so that its threads have to wait, or that is stopped, loses the seat to one that does not.
+One process of all workers does so at a time: of one worker's, the one that has its seat, a lock of
+the operating system's, which is free as soon as its holder is dead; of several workers, see
+`alive.is_outranked`. A process that computes, or is stopped, loses the seat to one that does not.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ LEAVING = 20.0  # seconds for which a process that ends waits for what it releas
 class Seat:
     """Of a worker's processes one at a time has it. To be made before they are forked off.
 
-    Seats have numbers, and a process that has one locks the byte of that number. One that says
-    nothing (it is stopped, or a library lets none of its threads run) or that it computes keeps its
-    lock, but another may take the next number: only the last one counts.
+    A process that has seat number n locks the byte n. One that says nothing (it is stopped, or a
+    library lets none of its threads run) or that it computes keeps its lock, but another may take
+    the next number: only the last one counts.
     """
 
     def __init__(self) -> None:
@@ -77,20 +76,16 @@ class Seat:
 
     @property
     def is_new(self) -> bool:
-        """Whether no process has had it."""
         return not self._said[1]
 
     def is_own(self) -> bool:
-        """Whether this process has it, still."""
         return self._own == self._said[0]
 
     def say(self, *, computes: bool) -> None:
-        """To those who wait for it."""
         if self.is_own():
             self._said[2], self._said[1] = computes, time.monotonic()
 
     def leave(self) -> None:
-        """Have it no more, if this process does."""
         if fcntl is not None and self._own >= 0:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, int(self._own))
         self._own = -1.0
@@ -135,7 +130,6 @@ class Releaser:
 
     @property
     def kind(self) -> str:
-        """Whether it computes: a task has been under way for LONG."""
         began = min(list(self.tasks.values()), default=float("inf"))
         return alive.BUSY if time.monotonic() - began > LONG else alive.WORKER
 
@@ -184,7 +178,6 @@ class Releaser:
             time.sleep(WAIT)
 
     def _wait_and_release(self) -> None:
-        """Release while no other worker does."""
         while not self._may_not_release() and self._is_outranked():
             time.sleep(LOOK)
         if self._may_not_release():
@@ -210,7 +203,6 @@ class Releaser:
             return False
 
     def _look(self, dispenser: Dispenser) -> None:
-        """While it releases: see whether another is to go on."""
         kind = self.kind
         if kind != dispenser.membership.kind:
             dispenser.membership.kind = kind
@@ -233,7 +225,6 @@ def _bury_dead(using: str, seat: Seat) -> None:
 
 
 def _runs(pid: int, own: int) -> bool:
-    """Whether there may be such a process, besides this one's worker."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -250,7 +241,6 @@ _releaser: Releaser | None = None
 
 
 def _own() -> Releaser | None:
-    """This process's."""
     return _releaser if _releaser is not None and _releaser.pid == os.getpid() else None
 
 

@@ -1,9 +1,5 @@
-"""Hands released attempts to Celery: one message for one or several attempts, carrying their ids
-and nothing else.
-
-Enters after the commit that charged the attempts. A publish that fails at once is undone at once;
-one that is lost, or whose process dies here, is taken back by recovery when the attempts' lease
-ends.
+"""Hands released attempts to Celery: one message for several attempts, with their ids alone. A
+publish that fails is undone at once; one that is lost, recovery takes back when the lease ends.
 """
 
 from __future__ import annotations
@@ -12,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
 
 from celery import current_app
 
@@ -68,7 +63,7 @@ def publish(using: str, batch: Sequence[Message]) -> None:
     """Send the messages. BrokerAway where the broker refuses one: the rest is undone."""
     task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
-        options = {**_options(using), **({"here": True} if isinstance(ids, Here) else {})}
+        options = {**broker.naming(using), **({"here": True} if isinstance(ids, Here) else {})}
         try:
             if current_app.conf.task_always_eager:
                 task.apply_async((ids,), options)
@@ -81,24 +76,15 @@ def publish(using: str, batch: Sequence[Message]) -> None:
             raise BrokerAway(why) from None
 
 
-def _options(using: str) -> dict[str, Any]:
-    return {} if using == "default" else {"using": using}
-
-
 Refused = Callable[[RuleGroup, BrokerAway], None]
 
 
 class Outbox:
-    """What one dispenser has released and has published: in a thread beside its loop, which waits
-    for it a moment and then goes on with other groups. A group has no pass before what it released
-    last is published, or undone where nobody was told of it.
-
-    `refused` is told where the broker was away; `alone_until`: until when it is not tried, where
-    others can be served without (monotonic).
-    """
+    """What a dispenser has published. A group has no pass before that is done, or undone."""
 
     def __init__(self, using: str, publish: Publish, refused: Refused) -> None:
         self.using, self.publish, self.refused = using, publish, refused
+        # until when the broker is not tried, where others can be served without (monotonic)
         self.alone_until = -math.inf
         self._away_since: float | None = None
 
@@ -117,9 +103,7 @@ class Outbox:
         self._has_sent(group, error)
 
     def look(self, group: RuleGroup, within: float = 0.0) -> None:
-        """Notice that what the group had published is, or is undone, if it is within so many
-        seconds. Raises as `send` does.
-        """
+        """Notice that what the group had published is done, or undone. Raises as `send` does."""
         sending = group.sending
         if sending is None or not sending.done.wait(within):
             return
@@ -140,9 +124,8 @@ class Outbox:
 
     def undo(self, groups: Iterable[RuleGroup]) -> None:
         """Let calls wait again whose release, as far as this dispenser knows, nobody was told of:
-        the database went away at the commit or soon after, or something else was raised. What
-        another dispenser has released of these rules meanwhile, and no worker has begun, goes again
-        too.
+        the database went away at the commit or soon after. What another dispenser has released of
+        these rules meanwhile, and no worker has begun, goes again too.
         """
         for group in groups:
             if group.unmade:

@@ -1,9 +1,6 @@
 """Calls in flight: a process goes on with the HTTP calls of its messages when their tasks have
-ended, so that a slow answer keeps no slot of the worker from other tasks.
-
-In: the ids of released attempts, from the task of their message. The database remembers what was
-begun: where a process dies, leases decide. A process that is told to go waits for what is in
-flight, and so does one that has run as many tasks as it may.
+ended, so that a slow answer keeps no slot from other tasks. A process that is told to go, or has
+run as many tasks as it may, waits for them; where one dies, leases decide.
 """
 
 from __future__ import annotations
@@ -36,12 +33,12 @@ before_landing: list[Callable[[float | None], None]] = []
 
 
 def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Begin these attempts, those that are still to be begun; the count of them. Their calls are
-    under way then.
+    """Begin these attempts, those that are still to be begun; the count. Their calls are under way
+    then.
 
-    Returns when this process has room for another call: a slot is busy while it is full. What there
-    is no room for goes on to a process that has some; what was not begun well before a time limit
-    of the task is given back, and so is all where the process has no thread for its calls.
+    Returns when this process has room for another call. What there is no room for goes on to
+    another process; what was not begun well before a time limit of the task is given back, and so
+    is all where the process has no thread for its calls.
     """
     try:
         flight = flight_of(using)
@@ -79,8 +76,7 @@ def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
 
 def _hand_on(using: str, message: Message, task: Any) -> None:
     """Let another process begin what is left; where the broker takes no message, give it back."""
-    options = {} if using == "default" else {"using": using}
-    lasts = conf.current().release_lease
+    options, lasts = broker.naming(using), conf.current().release_lease
     try:
         broker.send(task, (message.left,), options, queue=message.queue, lasts=lasts)
     except Exception as error:
@@ -90,10 +86,7 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
 
 
 def land(*, seconds: float | None = None) -> None:
-    """Wait until nothing of this process is in flight: until the leases of what is in flight end,
-    or for so many seconds; and a moment for the messages that announce it. What is left then,
-    leases decide.
-    """
+    """Wait until nothing of this process is in flight, until leases end, or for so many seconds."""
     for end in before_landing:
         end(seconds)
     for own in list(_flights.values()):
@@ -112,9 +105,9 @@ def patience(task: Any) -> float | None:
 
 
 def most() -> int:
-    """How many calls this process may have in flight: CALLS_PER_SLOT for each of its slots; none
-    where the worker was told to go. A child of the prefork pool is one slot; the process of any
-    other pool has them all. No more than it has descriptors for.
+    """How many calls this process may have in flight: CALLS_PER_SLOT for each of its slots, but no
+    more than it has descriptors for; none where the worker was told to go. A child of the prefork
+    pool is one slot; the process of any other pool has them all.
     """
     if is_told_to_go():
         return 0
@@ -125,7 +118,6 @@ def most() -> int:
 
 
 def is_told_to_go() -> bool:
-    """Whether the worker was."""
     return bool(_told[0])
 
 
@@ -142,14 +134,12 @@ def flight_of(using: str) -> Flight:
 
 
 def _when(signal: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Call this when Celery sends the signal."""
     connect: Callable[[Callable[..., None]], Callable[..., None]] = signal.connect
     return connect
 
 
 @_when(signals.worker_init)
 def know_worker(sender: Any, **_: Any) -> None:
-    """Its `concurrency` says how many slots this process has; it is not told to go."""
     global _worker, _told
     _worker, _told = (os.getpid(), sender), mmap.mmap(-1, 1)
 
