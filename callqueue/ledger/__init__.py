@@ -1,3 +1,1 @@
-"""The ledger: what every budget is charged with, who is held, and which calls are ready. All that
-counts for a release.
-"""
+"""The ledger: what every budget is charged with, who is held, and which calls are ready."""

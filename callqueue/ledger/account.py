@@ -1,10 +1,8 @@
-"""The account: what every budget of a group of rules is charged with now, from the attempts and
-their tallies. The only place that counts for releases.
+"""The account: what every budget of a group of rules is charged with now. Nothing else counts for
+releases.
 
-An attempt is charged in full from its release until it is known to have been counted: until its
-answer, or until a worker has told when it was sent. Then it ages from the latest instant at which
-the provider can have counted it; a voided one never reached the wire and is not charged. `Account`
-gives the meters that a pass plans with.
+An attempt is charged in full from its release until its answer, or until a worker has told when it
+was sent. Then it ages from the latest instant at which the provider can have counted it.
 """
 
 from __future__ import annotations
@@ -53,19 +51,19 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Aged:
-    """Answered, or known to be sent. `charged`: at its release, where it cost more than that."""
+    """Answered, or known to be sent."""
 
     rule: str
     key: str
     queue: str
     cost: Any
-    charged: Any
+    charged: Any  # at its release, where it cost more than that
     sent_at: Us | None
     finished_at: Us | None
     released_at: Us = Us(0)  # read where a budget has former rules
 
     def charges(self, limit: Limit) -> list[tuple[Us, int]]:
-        """What it charges a limit, and since when that ages; what its answer added, since then."""
+        """What it charges a limit, by the instants since which that ages."""
         cost, more, found = cost_of(self.cost, limit.unit), 0, []
         if self.charged is not None and self.finished_at is not None:
             more = max(0, cost - cost_of(self.charged, limit.unit))
@@ -82,9 +80,9 @@ def _open_sums_sql(
     formers: Sequence[Former],
     samples: bool,
 ) -> tuple[str, list[Any]]:
-    """The open attempts of these rules, and of former ones, summed up over the columns that are to
-    be told apart, and over whether the ledger knows since when they age; with `samples` a sample of
-    them. The rows begin with the place of the former rule, from 1; 0: a rule of the group.
+    """Open attempts, summed up over these columns and whether it is known when they were sent.
+
+    Rows begin with the place of the former rule, from 1; 0: a rule of the group.
     """
     names = ", ".join(quoted(using, column) for column in columns)
     is_told = "CASE WHEN sent_at IS NULL THEN 0 ELSE 1 END"
@@ -110,12 +108,11 @@ def aged_since(
     by_units: bool,
     by_release: bool,
 ) -> Iterator[Aged]:
-    """The attempts of these rules that were answered since, and those that are not answered and
-    known to be sent since, or up to `told` microseconds before; whatever their keys. One statement,
-    if any is wanted: of an attempt that is answered meanwhile it sees the one or the other.
+    """The attempts of these rules that were answered since, or sent since and not yet answered.
 
-    `told`: None where nothing ages unanswered; `by_units`: their cost in all units rather than in
-    calls; `by_release`: when they were released.
+    One statement: of an attempt that is answered meanwhile it sees the one or the other. `told`:
+    how many microseconds earlier an unanswered one may have been sent; None: nothing ages
+    unanswered. `by_units`: costs in all units rather than in calls.
     """
     what, released = "cost" if by_units else "calls", ", released_at" if by_release else ""
     columns = (
@@ -154,20 +151,13 @@ def answered_lately(using: str, rules: Sequence[str], now: Us) -> list[tuple[str
 
 @dataclass(frozen=True)
 class Glance:
-    """What may make room, of one rule: how many attempts are open, and how many of these the ledger
-    knows nothing of yet, each up to GLANCED; and when the last one ended.
-    """
-
-    open: int
-    untold: int
+    open: int  # attempts, up to GLANCED
+    untold: int  # those of them that nobody has told of, up to GLANCED
     newest_end: Us
 
 
 def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
-    """A glance at each of these rules: what a dispenser looks at that waits for an answer, or until
-    the ledger is told that a call was sent. One statement for many of them, which reads no more
-    rows however many have ended.
-    """
+    """A glance at each of these rules. One statement, however many attempts have ended."""
     table = attempts_table(using)
     few = f"SELECT 1 FROM {table} WHERE finished_at IS NULL AND rule = %s"
     counts = ", ".join(
@@ -185,35 +175,25 @@ def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
 
 @dataclass
 class Account:
-    """The charges on the budgets of some rules at `now` (microseconds on the database's clock).
-
-    `until`: the instant up to which a pass releases. `memo`: what earlier passes remembered.
-    `open_*`: the open attempts, and `is_cut`: whether there may be more of any rule;
-    `untold_count`: those of them that the ledger knows nothing of yet; `unbegun_since`: by rule,
-    when the oldest that no worker has begun was released. `tallies`: by budget. `is_whole`: whether
-    tallied budgets are read as far as those who only look want to know: what has left, and what of
-    them is open. `is_counted`: whether the charges were read; if not, it goes by known room: what
-    is beyond that waits for an answer, and of open attempts it knows by rule how many there are at
-    most.
-    """
+    """The charges on the budgets of some rules at `now`, on the database's clock."""
 
     using: str
     book: Book
     rules: tuple[str, ...]
     now: Us
-    until: Us
+    until: Us  # up to which a pass releases
     memo: Memo = field(default_factory=Memo)
-    is_whole: bool = False
+    is_whole: bool = False  # tallied budgets are read as far as those who only look want to know
     moved: int = 0  # by how much ledger time is behind the wall
 
     def __post_init__(self) -> None:
-        self.is_counted = True
-        self.is_cut = False
+        self.is_counted = True  # else it goes by known room, and knows no more open than was noted
+        self.is_cut = False  # more attempts may be open than were read
         self.open_count = self.untold_count = 0
         self.open_by_queue: dict[str, int] = defaultdict(int)
         self.open_by_rule: dict[str, int] = defaultdict(int)
-        self.unbegun_since: dict[str, Us] = {}
-        self.tallies: dict[str, Tallies] = {}
+        self.unbegun_since: dict[str, Us] = {}  # by rule, the oldest release that nobody has begun
+        self.tallies: dict[str, Tallies] = {}  # by budget
         self.open: dict[Scope, int] = defaultdict(int)
         self.aged: dict[Scope, list[tuple[Us, int]]] = defaultdict(list)
         self._meters: dict[Scope, Meter] = {}
@@ -225,18 +205,16 @@ class Account:
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """Every budget of the rules."""
         return self.book.group_budgets(self.rules)
 
     def meter(self, budget: Budget, value: str = "") -> Meter:
-        """The meter of one budget for one value of its `per`."""
         scope = (budget.id, value)
         if scope not in self._meters:
             self._meters[scope] = self.new_meter(budget, value)
         return self._meters[scope]
 
     def read_keys(self, keys: Iterable[str]) -> None:
-        """Read what these keys are charged with in tallied budgets; each key is read once."""
+        """Read what these keys are charged with in tallied budgets, each key once."""
         wanted = [key for key in dict.fromkeys(keys) if key not in self._keys_read]
         self._keys_read.update(wanted)
         for budget in self.budgets if wanted else ():
@@ -288,9 +266,7 @@ class Account:
     # --- known room
 
     def take_known(self, laid: Mapping[str, int]) -> bool:
-        """Read the tallies alone, and go by what an earlier pass left free of all other budgets;
-        False where that is not known, or a hold may be in force. `laid`: by rule, how many were.
-        """
+        """Read the tallies alone, and go by known room. `laid`: by rule, how many holds were."""
         budgets, known = memo.counted(self.book, self.rules), KnownRoom.loaded(self.memo.room)
         if budgets is None or known is None:
             return False
@@ -302,9 +278,7 @@ class Account:
         return True
 
     def note_room(self, laid: Mapping[str, int]) -> None:
-        """Note what is free, before a plan takes any of it: so that it is known from now on, where
-        no hold is in force. `laid`: by rule, how many were.
-        """
+        """Note what is free before a plan takes any. `laid`: by rule, how many holds were."""
         budgets = memo.counted(self.book, self.rules)
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
@@ -313,7 +287,6 @@ class Account:
             self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
 
     def known(self) -> dict[str, Any]:
-        """What is known to be free after all that was charged, as the memo keeps it."""
         return self._room.without(self._charged, self._released).dumped() if self._room else {}
 
     # --- tallied budgets
@@ -329,7 +302,6 @@ class Account:
         advance(self.using, (one for one in read if self.is_whole or one.limit.is_keyed))
 
     def read_values(self, budget: Budget, values: Sequence[str]) -> None:
-        """Read what a tallied budget is charged with for these values."""
         self.tallies[budget.id].load(values)
 
     def new_meter(self, budget: Budget, value: str) -> Meter:
@@ -376,7 +348,6 @@ class Account:
         return [column for column, is_wanted in wanted.items() if is_wanted]
 
     def _count_open(self, rule: str, queue: str, count: int, untold: int, unbegun: Any) -> None:
-        """`unbegun`: when the oldest of them that no worker has begun was released."""
         self.open_count += count
         self.untold_count += untold
         self.open_by_queue[queue] += count
@@ -409,7 +380,7 @@ class Account:
         """No rule's attempts are read for the sake of a longer window of another's."""
         since: dict[str, Us] = {}
         for budget in budgets:
-            for rule in (*budget.rules, *(name for name, _ in budget.former)):
+            for rule in budget.charging:
                 since[rule] = min(self._since(budget), since.get(rule, self.now))
         found: dict[Us, list[str]] = {}
         for rule, instant in sorted(since.items()):
@@ -417,7 +388,7 @@ class Account:
         return found
 
     def _since(self, budget: Budget) -> Us:
-        """The end after which an attempt may matter. A kept level needs only what is newer."""
+        # a kept level needs only what is newer
         limit = budget.limit
         since = limit.horizon(self.now)
         if not limit.keeps_level or not limit.is_per_rule:
@@ -446,11 +417,11 @@ def read(
     has_corrections: bool = False,
     is_whole: bool = False,
 ) -> Account:
-    """The account of these rules (a whole group) at `now`. As many statements, whatever the backlog
-    and the limits.
+    """The account of a whole group of rules at `now`. The number of statements is the same whatever
+    the backlog and the limits.
 
-    `until`: up to when the caller releases; `has_corrections`: whether it is to tell the tallies
-    what attempts cost after all, which those who hold the rules' lock may.
+    `until`: up to when the caller releases. `has_corrections`: tell the tallies what attempts cost
+    after all; the caller has the rules' lock.
     """
     until = now if until is None else until
     account = Account(using, book, tuple(rules), now, until, memo or Memo(), is_whole)
@@ -459,28 +430,22 @@ def read(
 
 
 def save(account: Account) -> None:
-    """Write what the tallies became, and put into the memo what the next pass wants to know. Under
-    the rules' lock.
-
-    Of other budgets nothing stays in the memo: what this pass released is missing from their
-    tallies.
-    """
+    """Write the tallies and what the next pass wants to know of them. Under the rules' lock."""
     for one in account.tallies.values():
         one.save()
     account.memo.tallies = {name: one.remembered() for name, one in account.tallies.items()}
     account.memo.room = account.known()
+    # what this pass released is missing from others' levels
     memo.forget_other_levels(account.memo, {budget.id for budget in account.budgets})
 
 
 def _by_rule(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
-    """By rule, those that count what it releases, or released."""
     found: dict[str, list[Budget]] = defaultdict(list)
     for budget in budgets:
-        for rule in {*budget.rules, *(name for name, _ in budget.former)}:
+        for rule in set(budget.charging):
             found[rule].append(budget)
     return found
 
 
 def _ages_unanswered(budget: Budget) -> bool:
-    """Of which a worker has told. Tallied ones, to those who only look, are open until answered."""
     return budget.limit.ages_unanswered and not is_tallied(budget.limit)

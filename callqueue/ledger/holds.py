@@ -1,9 +1,7 @@
 """Holds: what keeps a scope of a rule from being released, whatever its limits say.
 
-Read at every pass that counts, and whoever lays one voids the known room by which others would not:
-so a hold acts within a pass. Laying one twice is one hold; only its end can
-move, and only later, unless it is replaced. Whatever is done is one transaction: no pass sees half
-of it, and what fails has changed nothing.
+Each change is one transaction: no pass sees half of it. To lay a hold voids known room, so it acts
+within a pass.
 """
 
 from __future__ import annotations
@@ -39,14 +37,11 @@ class InForce:
         return float("inf") if self.until is None else self.until.timestamp()
 
     def is_on_key(self, key: str) -> bool:
-        """Whether it keeps back the calls of this key, and not of all."""
         return self.per not in ("rule", "queue") and key_part(key, self.per) == self.value
 
 
 @dataclass(frozen=True)
 class Held:
-    """The holds on some rules."""
-
     by_rule: Mapping[str, Sequence[InForce]]
 
     def blocking(
@@ -63,7 +58,6 @@ class Held:
         return None
 
     def rules_in_turn(self, book: Book, rules: Iterable[str]) -> list[str]:
-        """Those of these rules whose keys take turns: they have limits or holds of their own."""
         return [
             rule
             for rule in rules
@@ -72,7 +66,6 @@ class Held:
         ]
 
     def first_end(self, rules: Iterable[str]) -> datetime | None:
-        """When the first of these rules' holds ends; None where none does by itself."""
         return min(
             (h.until for rule in rules for h in self.by_rule.get(rule, ()) if h.until), default=None
         )
@@ -105,11 +98,11 @@ def lay(
     extend: bool = True,
     replace: bool = False,
 ) -> bool:
-    """Hold a scope of these rules for so long, or until it is lifted. True if it was not held
-    before by the same source; a hold in force only ever gets longer.
+    """Hold a scope of these rules; `lasts=None`: until it is lifted. True: the source did not hold
+    it.
 
-    With `extend=False` a hold in force stays as it is; with `replace=True` it is as if it was laid
-    now, and may get shorter.
+    A hold in force gets longer only; with `extend=False` it stays as it is; with `replace=True` it
+    is as if it was laid now, and may get shorter.
     """
     scope = {"per": per, "value": value, "source": source}
 
@@ -152,7 +145,7 @@ def _lay(
     extend: bool,
     replace: bool,
 ) -> bool:
-    """No shorter, in the updates themselves: not all who write holds have the rule's lock."""
+    # No shorter, in the updates themselves: not all who write holds have the rule's lock.
     stored = tables.holds(using)
     fresh = {"until": until, "reason": reason, "began_at": now}
     old = stored.filter(**scope) if replace else stored.filter(**scope, until__lte=now)
@@ -174,7 +167,7 @@ def lift(
     *,
     but: Sequence[str] = (),
 ) -> int:
-    """The rule's, or those of a scope, but for some sources'; the count that was in force."""
+    """Lift the rule's holds, or one scope's, but for some sources'; how many were in force."""
     stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
     if per is not None:
         stored = stored.filter(per=per, value=value)

@@ -1,18 +1,12 @@
 """Ledger time: what the database's clock shows, less how far the ledger was moved.
 
-Whatever the ledger compares is written in it: the instants of attempts, holds, opinions, signs of
-life, and what passes remember. Appointments are wall time: when a call is due, or expires, or has
-ended, and the calendar. Instants are microseconds, monotonic ones seconds.
+All that the ledger compares is written in it. Appointments are wall time (`database.clock`,
+`ClockNow`): when a call is due, expires or has ended, and the calendar. Instants are microseconds,
+monotonic ones seconds.
 
-Three ways to the same now, one for each language: `now` in Python, `LedgerNow` in an expression of
-the ORM, and the reading that a statement brings along which selects `moved_sql` beside the clock.
-The other clock, `database.clock` and `ClockNow`, is wall time.
-
-It goes on as time does, though the clock be set. A `Watch` compares that clock with this process's
-monotonic one. If the clock is set forward, charges would seem older than they are; if it is set
-back, they would stay for hours. So whoever sees a jump first changes the number `moved` by as much.
-No instant that was written before is changed; what somebody wrote by the wrong time, before anybody
-noticed, is mended.
+If the clock is set forward, charges seem older than they are; if it is set back, they stay for
+hours. So whoever sees a jump first changes `moved` by as much, and mends what was written before
+anybody saw it.
 """
 
 from __future__ import annotations
@@ -44,8 +38,6 @@ RETRIES = 1000  # that wait for their backoff and are brought back with the cloc
 
 
 class LedgerNow(ClockNow):
-    """Ledger time when the statement begins: of what any reading would be without a watch."""
-
     def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         sql, params = super().as_postgresql(compiler, connection, **extra)
         return f"({sql} - {_moved(connection.alias)} * INTERVAL '1 microsecond')", params
@@ -76,12 +68,7 @@ def to_wall(using: str, instant: datetime) -> datetime:
 
 
 def moved_sql(using: str, *, held: bool = False) -> str:
-    """How far the ledger was moved, as a statement selects it beside the clock: no reading is worth
-    anything without it.
-
-    `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the
-    clock.
-    """
+    """How far the ledger was moved, for a SELECT, before the clock. `held`: nobody moves it."""
     sharing = database.dialect(using).sharing if held else ""
     return f"(SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id = {ROW}{sharing})"
 
@@ -91,7 +78,6 @@ def _moved(using: str) -> str:
 
 
 def read(using: str) -> Reading:
-    """A reading of the database's clock."""
     before = clocks.monotonic()
     [(shown, moved)] = database.rows(
         using, f"SELECT {database.clock_sql(using)}, {moved_sql(using)}"
@@ -100,17 +86,13 @@ def read(using: str) -> Reading:
 
 
 def brought(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
-    """The reading that a statement made after `before` brought along. The clock of SQLite, which
-    brings none, is this host's.
-    """
+    """The reading that a statement brought along; on SQLite, which brings none, this host's."""
     wall = to_us(database.clock(using)) if shown is None else database.instant_us(shown)
     return Reading(wall - (moved or 0), before, clocks.monotonic(), moved or 0)
 
 
 def held(using: str, *, lazily: bool = False) -> Reading:
-    """A reading inside a transaction, until whose end nobody moves the ledger: for whoever writes
-    an instant that is counted. `lazily`: the commit need not wait for the disk.
-    """
+    """A reading in a transaction, until whose end nobody moves the ledger."""
     before, more = clocks.monotonic(), database.dialect(using).lazily if lazily else ""
     [(moved, shown, *_)] = database.rows(
         using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}{more}"
@@ -119,7 +101,7 @@ def held(using: str, *, lazily: bool = False) -> Reading:
 
 
 def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
-    """The reading that another statement brought, inside a transaction: with `moved_sql` held."""
+    """The reading that another statement brought with `moved_sql(held=True)`, in a transaction."""
     if moved is None:
         make_frame(using)
         return held(using)
@@ -131,15 +113,12 @@ def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Rea
 
 
 def move(using: str, reading: Reading, by: int) -> Reading:
-    """Set ledger time back by so much, so that it goes on as it did; the reading in that frame.
-    With the frame's row locked.
-    """
+    """Set ledger time back by so much; the reading in that frame. With the frame's row locked."""
     tables.ledger_state(using).update(moved=F("moved") + by)
     return replace(reading, at=reading.at - by, moved=reading.moved + by)
 
 
 def make_frame(using: str) -> None:
-    """Make the row that keeps how far the ledger was moved, where it is missing."""
     made = [tables.LedgerState(pk=ROW)]
     tables.ledger_state(using).bulk_create(made, ignore_conflicts=True)
 
@@ -148,19 +127,16 @@ def make_frame(using: str) -> None:
 
 
 class Jumped(Exception):
-    """The clock has jumped since this process's last reading, or may have just before its first:
-    settle, then try again.
-    """
+    """The clock has jumped, or may have before this process's first reading: settle, try again."""
 
 
 class Watch:
-    """This process's last reading of one database's clock, by which the next one is judged.
-    `since`: when the first was made, or the first after so long that drift may hide a jump.
-    """
+    """This process's last reading of one database's clock, by which the next one is judged."""
 
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
+        # when the first was made, or the first after so long that drift may hide a jump
         self.since: Mono | None = None
         self.narrowed = ClockEstimate()
         self.steady_from: Us | None = None
@@ -169,9 +145,7 @@ class Watch:
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
-        """Read the clock; where it has jumped since the last reading, have ledger time go on as it
-        did. Not inside a transaction.
-        """
+        """Read the clock; after a jump, have ledger time go on as it did. Not in a transaction."""
         with self._looking:
             reading, last = read(self.using), self.last
             self._doubt(reading)
@@ -185,9 +159,7 @@ class Watch:
             return jump
 
     def settle(self) -> None:
-        """Look, and where this process is too young to know what a jump is, look again until it is
-        not. Not in a transaction.
-        """
+        """Look until this process is old enough to know what a jump is. Not in a transaction."""
         for _ in range(20):
             self.look()
             if not self._suspicious and not self.settles_in():
@@ -195,8 +167,7 @@ class Watch:
             time.sleep(SETTLED / 10)
 
     def credited(self, reading: Reading) -> Us | None:
-        """What ledger time may be taken for at this reading; None where the clock has jumped: look
-        before anything is counted.
+        """What ledger time may be taken for at this reading; None after a jump: look first.
 
         Never later than it was read, and never by more later than the last time than this process
         saw time go by.
@@ -210,11 +181,9 @@ class Watch:
             return reading.at if last is None else last.credit(reading)
 
     def take(self, reading: Reading) -> tuple[Reading, Us]:
-        """Follow one reading more: as narrow as others make it, and the instant since when the
-        clock is known to be steady.
+        """Follow one more reading: as narrow as others make it, and since when the clock is steady.
 
-        An instant that was written down before that may be by a wrong time. Readings far apart
-        prove little. A jump is left for a look to deal with.
+        An instant that was written before that may be by a wrong time. A jump is left for a look.
         """
         with self._keeping:
             last = self.last
@@ -231,21 +200,16 @@ class Watch:
         return self.last is None or self._suspicious
 
     def settles_in(self) -> float:
-        """Seconds until this process may make its first pass beside others: if the clock has just
-        jumped, only they can have seen it. Looks, where it has not yet.
-        """
+        """Seconds until its first pass beside others: only they can have seen a jump before."""
         is_old = self.last is not None and clocks.monotonic() - self.last.after > OLD
         if self.since is None or is_old:
             self.look()
         return max(0.0, (self.since or 0.0) + SETTLED - clocks.monotonic())
 
     def _follow(self, last: Reading) -> tuple[Reading, bool]:
-        """Have ledger time go on as it did, as far as nobody has yet; the reading, and whether it
-        is too early to judge it.
-
-        The frame's lock keeps off whoever writes an instant that is counted, but for passes. Those
-        write by no wrong time, and one that is frozen would keep back everybody.
-        """
+        """Have ledger time go on as it did; the reading, and whether it is too early to judge."""
+        # The lock keeps off all who write an instant that is counted, but for passes. Those write
+        # by no wrong time, and one that is frozen would keep back everybody.
         with database.writing(self.using):
             database.end_if_silent(self.using, SILENT)
             make_frame(self.using)
@@ -263,14 +227,12 @@ class Watch:
     def _unfollowed(self, last: Reading, reading: Reading) -> int | None:
         """By how much ledger time is to be set back; None where it is too early to tell.
 
-        Whoever is new may have come after a jump that others deal with only now. If they do, it
-        takes over what they say, unless the clock has jumped before its eyes since; if nobody has
-        after a while, there are no others. Who is not new goes by what it saw itself, but where
-        ledger time is late since others have moved it: they erred by as much (a little, or their
-        machine was paused and they cannot tell), or the clock was set back since then. What they
-        write would be too early if that was made up for later. So only who has seen it set back,
-        before anybody can have written, makes up for it. Where nobody has after a while, and where
-        it is a little, it stays so, and all are told (AGREED) and leave it too.
+        Who is new may have come after a jump that others still deal with. It takes over what they
+        say, unless the clock has jumped before its eyes; if nobody moves it for a while, there are
+        no others. Who is not new goes by what it saw. Where others have moved ledger time and it is
+        late now, they erred, or the clock was set back since. To make up for that later would leave
+        instants that are too early: only who saw it set back, before anybody can have written, does
+        so. Else it stays, and all are told to leave it (AGREED).
         """
         by, since = last.jump_to(reading), self.since or 0.0
         if last.moved == reading.moved:
@@ -296,9 +258,8 @@ class Watch:
         return self.last
 
     def _doubt(self, reading: Reading) -> None:
-        """Where the last reading is so old that a jump since then may be hidden by what clocks
-        drift apart, or be taken for larger or smaller: it counts as new, and leaves it to others.
-        """
+        # After so long, drift may hide a jump or change its size: it counts as new, and leaves the
+        # jump to others.
         last, since = self.last, self.since
         is_old = last is not None and reading.after - last.before > OLD
         if last and since is not None and is_old and since <= last.after and last.is_off(reading):
@@ -306,11 +267,9 @@ class Watch:
 
 
 def check(using: str, reading: Reading) -> None:
-    """Jumped where the clock has not gone on as it should until this reading, or this process is
-    too young to know: settle outside the transaction, and try again.
-
-    Whoever writes an instant that counts asks this. What the young wrote just after a clock was set
-    back would be too early for ever, and nobody could tell.
+    """Raise Jumped where the clock has jumped until this reading, or this process is too young to
+    know. Whoever writes an instant that counts asks this: what the young wrote just after a clock
+    was set back would be too early for ever.
     """
     found = watch(using)
     is_known = found.credited(reading) is not None and not found.settles_in()
@@ -330,7 +289,7 @@ def watch(using: str) -> Watch:
 
 
 def forget_readings(*, is_new: bool = True) -> None:
-    """Watch anew: who set the clock on purpose says so. `is_new`: as if this process began now."""
+    """Watch anew, after the clock was set on purpose. `is_new`: as if this process began now."""
     for using in list(_watches):
         _watches[using] = Watch(using)
         if not is_new:
@@ -339,31 +298,27 @@ def forget_readings(*, is_new: bool = True) -> None:
 
 @dataclass(frozen=True)
 class Jump:
-    """The clock jumped `by` so much in the last `gap`; what tells us may be too high by `doubt`.
-    Microseconds.
-    """
+    """The clock jumped. Microseconds."""
 
     by: int
-    doubt: int
-    gap: int
+    doubt: int  # what `by` may be too high
+    gap: int  # the time in which it did
 
     @classmethod
     def between(cls, last: Reading, reading: Reading, by: int) -> Jump:
-        """The jump that was found at a reading after the last one."""
         width = (reading.after - reading.before) + (last.after - last.before)
         gap = reading.after - last.before
         return cls(by, round(width * SECOND), round(gap * SECOND))
 
 
 def mend(using: str, jump: Jump, reading: Reading) -> int:
-    """Mend what was written by the wrong time before the jump was found, `reading` being in the
-    right one; the count of attempts. With the frame's row locked. The same few statements, however
-    much the ledger counts.
+    """Mend what was written by the wrong time; the count of attempts. With the frame's row locked.
 
-    No attempt was released, told of, or ended by the wrong time, and no hold laid: who does so asks
-    `check` first, or is a pass (`Watch.credited`). What is left are begins, which wait for nobody,
-    and signs of life. They are found by what they say of when they were written: between the last
-    good reading and now, and off by the jump. What was truly written then gets no shorter lease.
+    `reading` is in the right time. The same few statements, however much the ledger counts.
+    Releases, ends and holds are right: who writes them asks `check` first, or is a pass
+    (`Watch.credited`). Begins and signs of life are left. They are found by what they say: between
+    the last good reading and now, and off by the jump. What was truly written then gets no shorter
+    lease.
     """
     now, off = from_us(reading.at), timedelta(microseconds=jump.doubt - jump.by)
     first = from_us(
@@ -388,9 +343,7 @@ def mend(using: str, jump: Jump, reading: Reading) -> int:
 
 
 def _bring_to_now(using: str, now: datetime) -> int:
-    """Nothing has ended in the future: ledger time is late by what readings erred, and the last
-    charges would stay for as much longer.
-    """
+    # Ledger time may be late by what readings erred: charges that end in the future would stay.
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
     rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
     sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
@@ -398,11 +351,7 @@ def _bring_to_now(using: str, now: datetime) -> int:
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
-    """Calls that wait for their backoff, by a clock that was set back, go on waiting as long as
-    they had to, and permits live no longer than their waiters said: the first of them, but for what
-    somebody has locked, as an application may for long. Appointments, and what is due after a clock
-    was set forward, stay as they are.
-    """
+    """Backoffs and permits' deadlines get no longer. Appointments stay, and locked calls."""
     waiting, before = tables.calls(using).waiting(), from_us(reading.wall - jump.by - jump.gap)
     retries = waiting.filter(status=states.ERROR, ready=False)
     for rows, name in ((retries, "due_at_dt"), (waiting.filter(method=PERMIT), "expires_at_dt")):

@@ -1,13 +1,9 @@
 """What passes remember of a group of rules, as the row of its first rule keeps it.
 
-Known room is what a pass that counted left free, and those after it take from without counting.
-
-A pass that takes from it decides as the one that counted would have at its own instant, had it had
-more calls before it: nothing has been charged since but what was taken off. So it is believed only
-as what passes remember is (`Memo`), and neither where a cost may turn out to be more, nor once one
-has (`LockedRule.is_corrected`), nor once a hold was laid, nor in another frame of ledger time. It
-is known of limits per rule alone: of keys and queues a pass asks which has most. Tallied limits
-need none.
+Known room is what a pass that counted left free; later ones take from it without counting. Nothing
+but what they took has been charged since, so they decide as the first would have. It is not
+believed where a cost may turn out to be more, where a hold was laid, or in another frame of ledger
+time; and known of limits per rule alone. Tallied limits need none.
 """
 
 from __future__ import annotations
@@ -31,10 +27,9 @@ _BETWEEN = "\x1f"
 class Memo:
     """What passes remember of a group of rules.
 
-    It is believed only while every row of the group has had as many passes since as `version` says,
-    and names this group, by this version of the settings, as the last that had one. Whoever else
-    released from one of the rules, or told its tallies anything, in whatever group, has made it
-    void; so has a rule that shared a budget by another version, and has no row in the group.
+    It is believed only while every row has had as many passes since as `version` says, and names
+    this group, by this version of the settings, as the last that had one. Any other pass over one
+    of the rules voids it; so does a rule that shared a budget by another version.
     """
 
     # of token buckets, (instant, level, fingerprint) by scope
@@ -74,7 +69,6 @@ class Memo:
         )
 
     def dump(self, version: Mapping[str, int], settings: int) -> dict[str, Any]:
-        """As JSON for the first row, once the rows have had so many passes."""
         return {
             "version": dict(version),
             "group": name_of(version, settings),
@@ -83,22 +77,19 @@ class Memo:
 
 
 def name_of(group: Iterable[str], settings: int) -> list[int | str]:
-    """How a rule's row names the group that had the last pass, and the version it went by."""
     return [settings, *sorted(group)]
 
 
 class Level(NamedTuple):
-    """What a token bucket held at an instant after which nothing that is still open can leave, in
-    tokens times the period; `print`: of what budget.
-    """
+    """What a token bucket held at an instant after which nothing that is still open can leave."""
 
     at: Us
-    level: int
-    print: str
+    level: int  # tokens times the period
+    print: str  # of the budget
 
 
 def kept_level(memo: Memo, budget: Budget, value: str, since: Us, now: Us) -> Level | None:
-    """Where it is of this very budget, no earlier than `since` and no later than `now`."""
+    """The level, if it is of this very budget, no earlier than `since` and no later than `now`."""
     found = memo.levels.get(_bucket_name(budget, value))
     level = Level(*found) if found else None
     if level is None or level.print != fingerprint(budget):
@@ -109,9 +100,8 @@ def kept_level(memo: Memo, budget: Budget, value: str, since: Us, now: Us) -> Le
 def brought_up(
     memo: Memo, budget: Budget, value: str, usage: Usage, oldest_open: Us, now: Us
 ) -> Usage:
-    """The usage since the level that is kept from an earlier pass; and keep the level of the oldest
-    instant that an open attempt may still age from, or be charged more from.
-    """
+    # The usage since the kept level; and keep that of the oldest instant that an open attempt may
+    # still age from, or be charged more from.
     known = kept_level(memo, budget, value, usage.since, now)
     if known:
         newer = [charge for charge in usage.aged if charge[0] > known.at]
@@ -125,7 +115,6 @@ def brought_up(
 
 
 def forget_other_levels(memo: Memo, budgets: Container[str]) -> None:
-    """Keep no level of other budgets than these: what this pass released is missing from it."""
     memo.levels = {
         name: level for name, level in memo.levels.items() if name.partition(_BETWEEN)[0] in budgets
     }
@@ -151,15 +140,12 @@ class KnownRoom:
 
     @classmethod
     def loaded(cls, kept: Mapping[str, Any]) -> Self | None:
-        """As `dumped`; None where nothing was kept."""
         return cls(**kept) if kept else None
 
     def dumped(self) -> dict[str, Any]:
-        """As JSON."""
         return dict(vars(self))
 
     def without(self, charged: Mapping[str, int], released: Mapping[str, int]) -> Self:
-        """What is left after charges, by budget, of so many attempts of each rule."""
         free = {name: max(0, left - charged.get(name, 0)) for name, left in self.free.items()}
         more = {rule: count + released.get(rule, 0) for rule, count in self.open.items()}
         return replace(self, free=free, open=more)
@@ -189,6 +175,5 @@ def counted(book: Book, rules: Sequence[str]) -> list[Budget] | None:
 
 @lru_cache(maxsize=4096)
 def print_of(budgets: tuple[Budget, ...]) -> str:
-    """Which budgets these are."""
     text = " ".join(f"{one.id} {fingerprint(one)}" for one in budgets)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

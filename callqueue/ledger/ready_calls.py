@@ -1,16 +1,14 @@
 """The waiting set: which calls of a rule may go next, found without reading the backlog.
 
-Calls go by priority, then by the time they were due. Where limits or holds are per key, the keys
-take turns. Every pair of priority and key that has calls ready has a row. Those that may go are
-looked at by priority, and there by when each was served last. A key that may not go says what it
-waits for, and is not looked at again until that is free: blocked keys cost nothing, however many
-there are. Callers hold the lock of the rule's row, but for those who give news.
+Calls go by priority, then by when they were due. Where limits or holds are per key, keys take
+turns: each pair of priority and key with ready calls has a row, and a blocked one is not looked at
+until what it waits for is free. Callers hold the lock of the rule's row, but for those who give
+news.
 
-No turn is lost, and no sender waits. Who makes a call ready inserts news of its key in the same
-transaction, into a table without a unique index, where nobody locks what is not committed. A pass
-takes news first, gives turns, and then looks for calls: where it sees none it deletes the turn.
-A call that is committed after that look has its news still untaken: the next pass takes it. What
-comes without news (other code's changes, a rule whose keys take turns from now on) `gather` finds.
+No turn is lost, and no sender waits: who makes a call ready inserts news of its key in the same
+transaction, into a table where nobody locks what is not committed. A pass takes news first, gives
+turns, then looks for calls, and deletes a turn without any. The news of a call that is committed
+after that look is untaken: the next pass takes it. What comes without news, `gather` finds.
 """
 
 from __future__ import annotations
@@ -39,13 +37,7 @@ READY = f"ready AND {WAITING} AND rule = %s"
 
 @dataclass
 class Candidate:
-    """A call that might be released, and its release once a pass has chosen it.
-
-    `queue`: by which it went before, if it did, or goes now; `expires_at`: it is not to begin after
-    that. Of a release, `send_at`: when to send it (None: at once); `waits`: no worker would make it
-    at once, since its slot is still to open, or workers are behind; `is_begun`: with its charge, so
-    that it is not to be published.
-    """
+    """A call that might be released, and its release once a pass has chosen it."""
 
     id: int
     rule: str
@@ -54,16 +46,16 @@ class Candidate:
     cost: Any
     method: str
     last_attempt: int
-    queue: str = ""
-    expires_at: datetime | None = None
-    send_at: Us | None = None
+    queue: str = ""  # by which it went before, or goes now
+    expires_at: datetime | None = None  # it is not to begin after that
+    send_at: Us | None = None  # None: at once
     attempt_id: int = 0
-    waits: bool = False
-    is_begun: bool = False
+    waits: bool = False  # its slot is still to open, or workers are behind
+    is_begun: bool = False  # with its charge, so that it is not to be published
 
     @property
     def has_maker(self) -> bool:
-        """Whether a process waits to make it itself: then it is charged, and nobody is sent it."""
+        """Whether a process waits to make it itself: it is charged, and nobody is sent it."""
         return self.method == states.PERMIT
 
 
@@ -84,11 +76,8 @@ def promote(using: str, limit: int = PROMOTED) -> int:
 
 
 def next_due_in(using: str, after: datetime | None = None) -> float:
-    """Seconds until the next call that is not ready becomes due, by the database's clock; a day
-    where there is none.
-
-    `after`: what was due by then is left out. If a promotion since then has not made it ready,
-    somebody has it locked.
+    """Seconds until the next call becomes due, by the database's clock; a day where there is none.
+    Without what was due by `after`: if a promotion has not made it ready, somebody has it locked.
     """
     rows = (
         tables.calls(using)
@@ -128,10 +117,11 @@ def first(
     locks: bool = True,
     is_http: bool | None = None,
 ) -> list[Candidate]:
-    """The next `count` calls of a rule, of priority `least` or higher, locked; calls that someone
-    else has locked are passed over, and those that have expired by now, on the wall. Without
-    `locks`, for who will not release them, all. `is_http`: HTTP calls only, or others only; those
-    that have their makers in any case.
+    """The next `count` calls of a rule, locked, of priority `least` or higher, that have not
+    expired by now on the wall. Calls that someone else has locked are passed over.
+
+    Without `locks`: all, for who will not release them. `is_http`: HTTP calls only, or others only;
+    those that have their makers in any case.
     """
     where, params = _may_go(using, rule, wall)
     if is_http is not None:
@@ -148,9 +138,8 @@ def first_of_pairs(
     using: str, rule: str, wall: datetime, counts: dict[tuple[int, str], int]
 ) -> tuple[list[Candidate], dict[tuple[int, str], int]]:
     """The next calls of these keys, so many of each, locked: by priority, and there the keys' first
-    before any key's second.
-
-    And how many ready calls there are of each, up to one more: those too that others have locked.
+    before any key's second. And how many ready calls each has, up to one more, others' locked ones
+    too.
     """
     where, params = _may_go(using, rule, wall)
     wanted = {pair: count + 1 for pair, count in counts.items()}
@@ -170,7 +159,6 @@ def first_of_pairs(
 
 
 def _may_go(using: str, rule: str, wall: datetime) -> tuple[str, list[Any]]:
-    """The condition of ready calls that have not expired, with its parameters."""
     where = f"{READY} AND (expires_at_dt IS NULL OR expires_at_dt > %s)"
     return where, [rule, database.as_parameter(using, wall)]
 
@@ -213,8 +201,6 @@ UNLOCKED = SECOND // 2  # after which one is looked at whose calls somebody had 
 
 @dataclass(frozen=True)
 class Turn:
-    """A key's turn at a priority."""
-
     pk: int
     priority: int
     key: str
@@ -225,12 +211,10 @@ class Turn:
 
 
 def waits_for_room(scope: Scope) -> str:
-    """What a key waits for that waits for room in a budget."""
     return hashlib.sha256("\x1f".join(scope).encode()).hexdigest()[:32]
 
 
 def waits_for_answer(scope: Scope) -> str:
-    """What a key waits for that waits for an answer to one of the budget's calls."""
     return waits_for_room(("answer", *scope))  # type: ignore[arg-type]
 
 
@@ -247,9 +231,7 @@ def wake(using: str, rules: Sequence[str], until: Us, freed: Iterable[str]) -> N
 
 
 def lock(using: str, rules: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Lock the rows of these rules, in their order; what passes remember in them. Waits for a pass
-    to end.
-    """
+    """Lock the rows of these rules, in their order; their memos. Waits for a pass to end."""
     states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return dict(database.locked(states, wait=True).values_list("pk", "memo"))
 
@@ -262,7 +244,7 @@ def wake_all(using: str, rules: Sequence[str]) -> None:
 
 
 def tell_of_keys(using: str, pks: Iterable[int]) -> None:
-    """Give news of the keys of those of these calls that were made ready, in their transaction."""
+    """Give news of the keys of these calls, where they were made ready, in their transaction."""
     columns = f"rule, priority, {quoted(using, 'key')}"
     run(
         using,
@@ -272,14 +254,13 @@ def tell_of_keys(using: str, pks: Iterable[int]) -> None:
 
 
 def wake_key(using: str, rule: str, priority: int, key: str) -> None:
-    """Let a key be looked at again, whatever it waits for."""
     own = _turns(using).filter(rule=rule, priority=priority, key=key)
     own.exclude(blocked_on="").update(blocked_on="")
 
 
 def gather(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
-    """Look at the keys that have ready calls, so many past `after`, and give news of those that
-    have neither a turn nor news of it; the last of them, None where there are no more.
+    """Give news of keys with ready calls past `after`, TAKEN at once, that have neither turn nor
+    news; the last of them, None where there are no more.
     """
     key, pairs = quoted(using, "key"), ("key", "priority")
     source, params = database.distinct_pairs(
@@ -302,9 +283,7 @@ def gather(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
 
 
 def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
-    """Give turns to the keys of which there is news, where they have none, by priority; whether
-    some is left.
-    """
+    """Give turns to the keys of which there is news; whether some news is left."""
     columns, share = f"id, rule, priority, {quoted(using, 'key')}", -(-TAKEN // max(1, len(rules)))
     of_rule = f"SELECT {columns} FROM {tables.name(using, 'KeyNews')} WHERE rule = %s"
     one = f"SELECT * FROM ({of_rule} ORDER BY priority DESC LIMIT {share}) x"
@@ -324,7 +303,7 @@ def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
 
 
 def forget_news(using: str, but: Sequence[str]) -> None:
-    """Forget all news of the keys of rules but these: they take no turns."""
+    """Forget the news of all rules but these: their keys take no turns."""
     table = tables.name(using, "KeyNews")
     told = database.distinct_next(
         using, table, "rule", "1 = 1", [], after="", down=False, count=1000
@@ -336,7 +315,6 @@ def forget_news(using: str, but: Sequence[str]) -> None:
 
 
 def free(using: str, rule: str, count: int) -> list[Turn]:
-    """The next `count` turns of keys that may go, for all that is known."""
     sql = (
         f"SELECT id, priority, {quoted(using, 'key')} FROM {tables.name(using, 'KeyTurn')} "
         f"WHERE rule = %s AND blocked_on = '' ORDER BY priority DESC, served, id LIMIT {int(count)}"
@@ -345,7 +323,7 @@ def free(using: str, rule: str, count: int) -> list[Turn]:
 
 
 def spent(using: str, rule: str, wall: datetime) -> list[int]:
-    """Of the next turns that may go, so many as a pass takes, those of keys without ready calls."""
+    """Of the next turns that may go, TAKEN at most, those of keys without ready calls."""
     where, params = _may_go(using, rule, wall)
     turns = free(using, rule, TAKEN)
     one_of_each = dict.fromkeys((turn.pair for turn in turns), 1)
@@ -362,9 +340,7 @@ def save(
     blocked: Mapping[int, tuple[str, int]],
     spent: Sequence[int] = (),
 ) -> None:
-    """Write when turns were served, and what others wait for until when; take away those of keys
-    that have no call left.
-    """
+    """Write when turns were served, and what others wait for until when; delete the spent ones."""
     if spent:
         database.delete_each(tables.KeyTurn, using, spent)
     database.update_each(
@@ -380,7 +356,6 @@ def save(
 
 
 def next_wake(using: str, rules: Sequence[str]) -> Us | None:
-    """The first instant at which a key that waits is to be looked at again."""
     table = tables.name(using, "KeyTurn")
     one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
     found = database.of_each(using, [(one, (rule,)) for rule in rules])

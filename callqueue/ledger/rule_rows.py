@@ -1,4 +1,4 @@
-"""The rows of rules, which passes lock and in which they remember, and how they are made."""
+"""The rows of rules, which passes lock and in which they remember."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ SILENT = 5
 
 
 def ensure(using: str, rules: Collection[str]) -> None:
-    """Make the row of every rule that has none yet."""
     states = tables.rule_states(using)
     missing = set(rules) - set(states.filter(rule__in=rules).values_list("rule", flat=True))
     if missing:
@@ -28,13 +27,12 @@ def are_free(using: str, rules: Collection[str]) -> bool:
 
 
 def forget_room(using: str, memos: Mapping[str, dict[str, Any]]) -> None:
-    """Since one of them is held now. Their rows are locked, and these are their memos."""
+    """A hold was laid on these rules. Their rows are locked, and these are their memos."""
     laid = {rule: {**memo, "laid": memo.get("laid", 0) + 1} for rule, memo in memos.items()}
     fresh = [{"pk": rule, "memo": memo} for rule, memo in laid.items()]
     database.update_each(tables.RuleState, using, fresh)
 
 
 def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """What passes remember of each rule: their count, and their memo. One statement."""
     stored = tables.rule_states(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
     return {rule: (passes, memo or {}) for rule, passes, memo in stored}

@@ -1,11 +1,10 @@
 """The settings in force: one row with their version and the rates that operators changed, and a row
 for each opinion that processes hold of the limits.
 
-Whoever charges states its opinion first: dispensers, and processes that take permits. Whoever makes
-an opinion come or lapse, or changes a rate, raises the version. A pass reads it with its locks, and
-charges nothing where it is not that of the book it goes by. So once the version is raised, no pass
-begins by what was in force before, and one that has begun has the rows of its rules locked. Nobody
-waits for it, since it may be frozen.
+Whoever charges states its opinion first. Whoever makes one come or lapse, or changes a rate, raises
+the version. A pass reads it with its locks, and charges nothing where it is not that of its book.
+So no pass begins by what was in force before, and one that has begun has its rules' rows locked.
+Nobody waits for it: it may be frozen.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ ROW = 1  # the key of the only row
 
 
 class Party:
-    """A process that charges, as a party to the settings in force: it joins before it charges,
-    gives signs of life, and leaves at its end.
-    """
+    """A process that charges: it joins first, gives signs of life, and leaves at its end."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -57,9 +54,7 @@ class Party:
         self._looked_at = 0.0  # monotonic
 
     def join(self, own: Book) -> Book:
-        """State the opinion of these settings, unless it is held already, and give the book that is
-        in force from now on. Other opinions count until their processes leave or fall silent.
-        """
+        # Other opinions count until their processes leave or fall silent.
         opinion = opinion_of(own)
         digest = digest_of(opinion)
 
@@ -79,9 +74,7 @@ class Party:
         return self.book
 
     def heartbeat(self) -> bool:
-        """Say that the opinion is still held, and see that no rule's row is missing; whether to
-        join anew, since others' have changed, or one has fallen silent. Five statements.
-        """
+        """Say that the opinion is held; whether to join anew, since others' have changed."""
         rule_rows.ensure(self.using, self.book.rules if self.book else ())
         now = ledger_time.now(self.using)
         mine = tables.opinions(self.using).filter(pk=self.digest, lapsed_at=None)
@@ -95,9 +88,7 @@ class Party:
         )
 
     def brought_up(self, own: Book, *, is_outdated: bool) -> Book:
-        """The book by which a process with these settings may charge now, that gives no signs of
-        life besides. `is_outdated`: the last one is known to be.
-        """
+        """The book by which a process without other signs of life may charge now."""
         if self.book is None or self._own is not own or is_outdated:
             return self.join(own)
         if time.monotonic() - self._looked_at >= SIGN and self.heartbeat():
@@ -105,9 +96,7 @@ class Party:
         return self.book
 
     def leave(self) -> None:
-        """Take the opinion back, unless another dispenser has it: what only this one held is not in
-        force any more.
-        """
+        """Take the opinion back, unless another dispenser has it."""
 
         def take_back(before: Stated, reading: Reading) -> Stated:
             if _is_held(self.using, self.digest, from_us(reading.at)):
@@ -119,7 +108,6 @@ class Party:
             self.book = None
 
     def _silent(self, now: datetime) -> set[str]:
-        """The opinions whose processes have fallen silent. One statement."""
         held = tables.opinions(self.using).filter(lapsed_at=None)
         moment = time.monotonic()
         known = self._signs if moment - self._looked_at < GAP else {}
@@ -145,9 +133,7 @@ class _Sign:
         return last if last.at == self.at else _Sign(self.at, self.since, is_first=False)
 
     def is_silent(self, moment: float, now: datetime) -> bool:
-        """Whether it was silent for SILENCE seconds of watching; or was never heard here, and for
-        LONG_SILENCE by the clock, which may have jumped.
-        """
+        # by the clock, which may have jumped, only where it was never heard here
         return moment - self.since > SILENCE or (self.is_first and now - self.at > LONG_SILENCE)
 
 
@@ -160,15 +146,12 @@ def version(using: str) -> int:
 
 
 def version_sql(using: str) -> str:
-    """The version, as a statement selects it."""
     return f"COALESCE((SELECT version FROM {tables.name(using, 'SettingsState')}), 0)"
 
 
 def book_in_force(using: str, own: Book | None = None, *, at: int | None = None) -> Book:
-    """What is in force, for those who only look: with what all others hold, and by default this
-    process's settings. `at`: the version, by who has read it.
-
-    One statement without it, and two more where it has changed since the last look.
+    """What is in force, for those who only look. `at`: the version, by who has read it. One
+    statement without it, and two more where it has changed since the last look.
     """
     own = own or conf.current().book
     at = version(using) if at is None else at
@@ -180,9 +163,7 @@ def book_in_force(using: str, own: Book | None = None, *, at: int | None = None)
 
 
 def book_lately(using: str) -> Book:
-    """What was in force LATELY seconds ago, or later, for what is asked many times a second and may
-    hear of a change a little late. One statement a second.
-    """
+    """What was in force LATELY seconds ago, or later, for what is asked many times a second."""
     own, now = conf.current().book, time.monotonic()
     looked_at, of, book = _lately.get(using, (-LATELY, own, own))
     if of is not own or now - looked_at >= LATELY:
@@ -196,13 +177,12 @@ _lately: dict[str, tuple[float, Book, Book]] = {}
 
 
 def read(using: str) -> Stated:
-    """What all processes say. The version is read first: what is read after it is no older."""
+    # The version first: what is read after it is no older.
     found = tables.settings(using).values_list("version", "rates").first()
     return _stated(using, *(found or (0, {})))
 
 
 def known_rules(using: str) -> set[str]:
-    """The rules of all opinions that are held. One statement."""
     held = tables.opinions(using).filter(lapsed_at=None)
     return {rule for opinion in held.values_list("limits", flat=True) for rule in opinion}
 
@@ -210,9 +190,7 @@ def known_rules(using: str) -> set[str]:
 def disagreements(
     using: str, digests: Collection[str], *, here: Opinion | None = None
 ) -> list[Difference]:
-    """The limits on which dispensers with these opinions differ, and who says what. `here`: what
-    this process's settings say, where they are to be judged too.
-    """
+    """The limits on which dispensers with these opinions differ, and `here`, where given."""
     stated = tables.opinions(using).filter(pk__in=list(digests))
     opinions: dict[str, Opinion] = dict(stated.values_list("digest", "limits"))
     holders = tables.dispensers(using).filter(digest__in=opinions).order_by("name")
@@ -225,9 +203,7 @@ def disagreements(
 
 
 def set_rate(using: str, limit: str, rate: str | None) -> None:
-    """Give a limit, by its id in the settings, another rate, or None, its own; waits for passes
-    that go by the old one.
-    """
+    """Give a limit another rate, or its own; waits PATIENCE for passes that go by the old one."""
     with database.writing(using):
         before = _locked(using)
         rates = {name: old for name, old in before.rates.items() if name != limit}
@@ -257,8 +233,6 @@ def forget_lapsed(using: str, now: datetime) -> None:
 
 
 def _restated(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
-    """What all processes say once it is changed."""
-
     def once() -> tuple[Stated, Stated]:
         with database.writing(using):
             before = _locked(using)
@@ -270,7 +244,7 @@ def _restated(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated
 
 
 def _locked(using: str) -> Stated:
-    """What all processes say, locked until the transaction ends: nobody else changes it."""
+    """What all processes say, locked until the transaction ends."""
     database.end_if_silent(using, rule_rows.SILENT)
     rows = tables.settings(using)
     found = database.locked(rows, wait=True).values_list("version", "rates").first()
@@ -299,12 +273,10 @@ def _changed(
     gone: Collection[str],
     reading: Reading,
 ) -> Stated:
-    """Have opinions come and lapse; what is stated then. Lock what is stated first. Where the clock
-    has jumped, the living seem to be silent: who lets an opinion lapse has looked.
-    """
+    """Have opinions come and lapse; what is stated then. With what is stated locked."""
     now = from_us(reading.at)
     if gone := [digest for digest in gone if digest in before.opinions]:
-        ledger_time.check(using, reading)
+        ledger_time.check(using, reading)  # after a jump, the living seem to be silent
     if not comes and not gone and before.version:
         return before
     rows = tables.opinions(using)
@@ -318,20 +290,18 @@ def _changed(
 
 
 def _raise_version(using: str, before: int, now: datetime, **changed: object) -> int:
-    """Give the settings a version that they never had, not even before a backup was restored."""
+    # one that they never had, not even before a backup was restored
     after = max(before + 1, to_us(now))
     tables.settings(using).update(version=after, **changed)
     return after
 
 
 def _is_held(using: str, digest: str, now: datetime) -> bool:
-    """Whether a dispenser that is alive has this opinion."""
     lately = now - timedelta(seconds=SILENCE)
     return bool(tables.dispensers(using).filter(digest=digest, seen_at__gt=lately).exists())
 
 
 def _tell(using: str, before: Stated, after: Stated) -> None:
-    """Say so where dispensers now differ in their limits, or do not differ any more."""
     if before.version == after.version:
         return
     found = disagreements(using, after.opinions)

@@ -1,11 +1,10 @@
 """Tallies: what budgets with long windows are charged with, kept as it changes instead of counted
 anew at every pass.
 
-A release adds its cost, under the lock of the budget's rules. An attempt that leaves the window
-takes it away: each pass reads those that left since the last one. What turned out to cost something
-else (voided, settled), or was recorded late, is marked by whoever writes it, whatever
-limits that process knows: only a pass knows which are tallied. Attempts stay the truth: where what
-is kept is not known to be of the same budget, rules and clock, it is counted anew.
+A release adds its cost, under the lock of the budget's rules; each pass takes away what has left
+the window since the last. Who voids, settles or records late marks the attempt: only a pass knows
+which limits are tallied. Attempts stay the truth: where what is kept is not known to be of this
+budget, rules and clock, it is counted anew.
 """
 
 from __future__ import annotations
@@ -45,25 +44,20 @@ MARGIN = 60 * SECOND  # that an attempt is kept beyond that
 
 
 class Tallies:
-    """The tallies of one budget at `now`, here those of a sliding window. Only what was loaded or
-    is not per key is known.
-
-    `until`: up to when a pass releases. `near`: by value, what leaves until then, as (ended, cost),
-    sorted. `freed`: values that have more room than before. `is_anew`: whether they are to be
-    counted anew, or were.
-    """
+    """The tallies of one budget at `now`, here those of a sliding window, as far as loaded."""
 
     def __init__(
         self, using: str, budget: Budget, now: Us, kept: Mapping[str, Any] | None, until: Us
     ) -> None:
         self.using, self.budget, self.limit = using, budget, budget.limit
-        self.now, self.until = now, until
+        self.now, self.until = now, until  # a pass releases up to `until`
         self.print = fingerprint(budget)
         self.by_value: dict[str, Tally] = {}
-        self.near: dict[str, list[tuple[Us, int]]] = {}
-        self.freed: set[str] = set()
+        self.near: dict[str, list[tuple[Us, int]]] = {}  # what leaves until then: (ended, cost)
+        self.freed: set[str] = set()  # values that have more room than before
         self._next_leave: Us | None = None
         believed = self._believed(kept)
+        # `is_anew`: they are counted anew
         self.is_anew, self._has_advanced = believed is None, False
         self.kept = believed or Kept(self.print, self.horizon(), now)
         if believed and not self.limit.is_keyed:
@@ -71,13 +65,11 @@ class Tallies:
 
     @classmethod
     def suits(cls, limit: Limit) -> bool:
-        """Whether a limit of this kind is to be tallied: its window may hold many attempts."""
         if limit.is_keyed:
             return limit.period_us > SHORT
         return limit.capacity > COARSE and (limit.unit == "calls" or limit.period_us > SHORT_UNITS)
 
     def of(self, value: str) -> Tally:
-        """The tally of a value."""
         return self.by_value.setdefault(value, Tally())
 
     def meter(self, value: str) -> Meter:
@@ -91,7 +83,6 @@ class Tallies:
         return [value for value in dict.fromkeys(values) if value not in self.by_value]
 
     def load(self, values: Iterable[str]) -> None:
-        """Read the tallies of these values, of a budget per key."""
         if wanted := self.unknown(values):
             name = stored_name(self.budget)
             self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()), wanted)
@@ -104,26 +95,21 @@ class Tallies:
             self.of(value)
 
     def loaded_fullest(self) -> list[str]:
-        """The values that are charged most, of those that are loaded."""
         tallies = sorted(self.by_value.items(), key=lambda item: (item[1].full_at, item[1].used))
         return [value for value, _ in tallies[-FULLEST:]]
 
     def advance(self) -> None:
-        """Take away what has left since the last pass, and see what leaves next. Once a pass."""
         advance(self.using, [self])
 
     @property
     def is_behind(self) -> bool:
-        """Whether it is still to be advanced."""
         return self.leaves_one_by_one and not self._has_advanced
 
     def leaving(self) -> tally_rows.Leaving:
-        """What is to be asked to advance."""
         end = self.horizon()
         return tally_rows.Leaving(self.budget, self.kept.left, end, self.looks_ahead_to(end))
 
     def let_leave(self, found: Sequence[tuple[str, Us, int]]) -> None:
-        """Advance by what was found."""
         self._has_advanced = True
         begin, end = self.kept.left, self.horizon()
         for value, ended, cost in found:
@@ -145,9 +131,7 @@ class Tallies:
             self.take_away(value, ended, cost)
 
     def settle_ended(self, value: str, ended: Us, charged: int, cost: int) -> None:
-        """The same of one that was settled after its end: what has left was taken away when it did.
-        Where it was not, it counts too long, until the tally is counted anew.
-        """
+        # What left was taken away when it did, or counts too long, until it is counted anew.
         if ended > self.kept.left:
             self.correct(value, ended, charged, cost)
 
@@ -160,12 +144,10 @@ class Tallies:
         return self._next_leave
 
     def remembered(self) -> dict[str, Any]:
-        """What the rules' row is to remember."""
         values = {} if self.limit.is_keyed else {v: t.used for v, t in self.by_value.items()}
         return vars(self.kept) | {"values": values}
 
     def save(self) -> None:
-        """Write what changed, of a budget per key. At most three statements."""
         if not self.limit.is_keyed:
             return
         if self.is_anew:
@@ -179,19 +161,17 @@ class Tallies:
 
     @property
     def leaves_one_by_one(self) -> bool:
-        """Whether attempts leave one by one. What former rules used is counted anew instead."""
-        return not self.kept.has_former
+        return not self.kept.has_former  # what former rules used is counted anew instead
 
     def horizon(self) -> Us:
-        """Until when attempts have left: those that ended by then."""
+        """Attempts that ended by then have left."""
         return self.limit.horizon(self.now) - 1
 
     def looks_ahead_to(self, end: Us) -> Us:
-        """Until when those have ended that leave while this pass releases."""
+        """Attempts that ended by then leave while this pass releases."""
         return end + (self.until - self.now)
 
     def take_away(self, value: str, ended: Us, cost: int) -> None:
-        """An attempt that ended then has left."""
         self.change(value, -cost)
 
     def counts_from(self) -> Us:
@@ -199,12 +179,10 @@ class Tallies:
         return self.limit.horizon(self.now) - 1
 
     def count(self, charged: Iterable[tuple[str, int]]) -> None:
-        """Take in what attempts charge, (value, cost)."""
         for value, cost in charged:
             self.of(value).used += cost
 
     def is_current(self, known: Kept) -> bool:
-        """Whether what is kept can be brought up to now."""
         return known.has_former or self.horizon() - known.left <= longest_gap(self.limit)
 
     def find_next(self) -> Us:
@@ -214,7 +192,6 @@ class Tallies:
         return (self.now if ended is None else ended) + self.limit.window_us + 1
 
     def change(self, value: str, by: int) -> None:
-        """Charge a value with so much more, or less."""
         tally = self.of(value)
         tally.used, tally.is_changed = max(0, tally.used + by), True
         if by < 0:
@@ -223,7 +200,6 @@ class Tallies:
     # --- what is kept
 
     def _believed(self, kept: Mapping[str, Any] | None) -> Kept | None:
-        """What is kept, where it is of this very budget, not too old, and of this window."""
         if kept is None or kept["print"] != self.print:
             return None
         known, window = Kept(**{**kept, "values": dict(kept["values"])}), self.limit.window_us
@@ -232,13 +208,12 @@ class Tallies:
         return known if is_fresh and self.is_current(known) else None
 
     def recount(self, charged: Iterable[tuple[str, int]]) -> None:
-        """Count the tallies anew from what attempts charge."""
         self.count(charged)
         if self.budget.former:
             self._count_former(self.counts_from())
 
     def _count_former(self, horizon: Us) -> None:
-        """They are charged no more: that only becomes less, until it is counted anew."""
+        # They are charged no more: that only becomes less, until it is counted anew.
         for value, cost in tally_rows.charged_by_former(self.using, self.budget, horizon):
             self.of(value).used += cost
             self.kept.has_former = True
@@ -269,10 +244,8 @@ class Tallies:
 
 
 class CalendarTallies(Tallies):
-    """The tallies of a calendar window: all that it holds leaves at once."""
-
     limit: FixedWindow
-    leaves_one_by_one = False
+    leaves_one_by_one = False  # all that a calendar window holds leaves at once
 
     def is_current(self, known: Kept) -> bool:
         return known.left == self.horizon()
@@ -344,7 +317,7 @@ class BucketTallies(Tallies):
         self.change(value, -cost)
 
     def settle_ended(self, value: str, ended: Us, charged: int, cost: int) -> None:
-        """What it cost more is missing from the level; what it cost less may be in it no more."""
+        # What it cost more is missing from the level; what it cost less may be in it no more.
         super().settle_ended(value, ended, charged, cost)
         if ended <= self.kept.left and cost > charged:
             self.load([value])
@@ -364,8 +337,7 @@ class BucketTallies(Tallies):
             tally.used, tally.full_at = tally.used + cost, tally.full_at or empty_until
 
     def _lower(self, value: str, ended: Us, cost: int) -> None:
-        """Take so much out of the level; what is known late is as if it had been taken later."""
-        tally = self.of(value)
+        tally = self.of(value)  # what is known late is as if it had been taken later
         tally.full_at = max(tally.full_at, ended) + self.time_to_fill(cost)
         tally.is_changed = True
 
@@ -373,13 +345,11 @@ class BucketTallies(Tallies):
         return self.now + SECOND
 
     def time_to_fill(self, cost: int) -> int:
-        """How long the bucket takes to get so many tokens, in whole microseconds, rounded up."""
+        """In whole microseconds, rounded up."""
         return -(-cost * self.limit.period_us // self.limit.n)
 
 
 class _BucketMeter(Meter):
-    """A meter over the tally of one bucket."""
-
     def __init__(self, tallies: BucketTallies, value: str) -> None:
         self._tallies, self._tally, limit = tallies, tallies.of(value), tallies.limit
         level = limit.burst * limit.period_us - limit.n * max(0, self._tally.full_at - tallies.now)
@@ -422,9 +392,7 @@ def is_tallied(limit: Limit) -> bool:
 def tallies_of(
     using: str, kept: Sequence[tuple[Budget, Mapping[str, Any] | None]], now: Us, until: Us
 ) -> list[Tallies]:
-    """The tallies of these budgets at `now`, from what was kept of each, and counted anew where
-    that is not to be believed; a pass releases up to `until`. One statement for most together.
-    """
+    """The tallies of these budgets at `now`, as kept, or counted anew. One statement for most."""
     found = [OF_KINDS[type(b.limit)](using, b, now, known, until) for b, known in kept]
     anew = [one for one in found if one.is_anew]
     asked = [(one.budget, one.counts_from()) for one in anew]
@@ -434,9 +402,7 @@ def tallies_of(
 
 
 def advance(using: str, tallies: Iterable[Tallies]) -> None:
-    """Take away from each what has left it since the last pass, and see what leaves next: once a
-    pass. Two statements for most of them together.
-    """
+    """Take away what has left since the last pass; what leaves next. Two statements for most."""
     behind = [one for one in tallies if one.is_behind]
     found = tally_rows.left(using, [one.leaving() for one in behind])
     wanted = {
@@ -453,8 +419,8 @@ def advance(using: str, tallies: Iterable[Tallies]) -> None:
 
 
 def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
-    """Of each budget per key, in one statement for many. Rows of known values may say too much."""
     keyed = [one for one in tallies if one.limit.is_keyed and not one.is_anew]
+    # rows of known values may say too much
     most = FULLEST + max((len(one.by_value) for one in keyed), default=0)
     found = tally_rows.fullest(using, [stored_name(one.budget) for one in keyed], most)
     for one in keyed:
@@ -465,8 +431,8 @@ def take_corrections(using: str, group: Sequence[str], tallies: Collection[Talli
     """Tell the tallies what attempts of these rules cost after all, and take the marks from their
     rows, also where there are no tallies. Two statements for CORRECTIONS of them.
 
-    All of them: the next release must not be decided by less than is known. To be called after
-    recounts: those count what is still to be corrected as it was charged.
+    All of them, for the next release must not be decided by less than is known; and after recounts,
+    which count what is still to be corrected as it was charged.
     """
     while corrections := tally_rows.next_corrections(using, group):
         for one in tallies:
@@ -488,7 +454,7 @@ def counted_for(book: Book) -> dict[str, int]:
     """By rule: microseconds after its end in which a limit may count an attempt, and a minute."""
     longest = dict.fromkeys(book.budgets, 0)
     for budget in book.all_budgets():
-        for rule in (*budget.rules, *(name for name, _ in budget.former)):
+        for rule in budget.charging:
             longest[rule] = max(longest.get(rule, 0), _counted_by(budget.limit))
     return {rule: window + MARGIN for rule, window in longest.items()}
 

@@ -1,6 +1,4 @@
-"""What is stored of tallies, and the statements of them: what attempts of a budget charge, by the
-value of its `per`. The tallies themselves are in tallies.py. Instants are microseconds.
-"""
+"""What is stored of tallies, and what attempts of a budget charge, by the value of its `per`."""
 
 from __future__ import annotations
 
@@ -24,35 +22,25 @@ Stored = tuple[str, int, Us, int]  # a tally's row: value, used, full_at, pk
 
 @dataclass
 class Tally:
-    """What is charged for one value; `full_at`: when the bucket would be full again, open charges
-    apart (microseconds). `planned`: what a plan takes of it, and has not charged.
-    """
-
     used: int = 0
-    full_at: Us = Us(0)
+    full_at: Us = Us(0)  # when the bucket would be full again, open charges apart
     pk: int | None = None
     is_changed: bool = False
-    planned: int = 0
+    planned: int = 0  # what a plan takes, and has not charged
 
     def is_idle(self, now: Us) -> bool:
-        """Whether nothing is charged, so that nothing is to be kept."""
         return self.used == 0 and self.full_at <= now
 
 
 @dataclass
 class Kept:
-    """What the rules' locked row remembers of a budget's tallies.
+    """What the rules' locked row remembers of a budget's tallies."""
 
-    `print`: of what budget they are. `left`: the instant until whose end attempts have been taken
-    away. `has_former`: whether attempts of former rules are among them. `values`: the tallies
-    themselves, of a budget that is not per key.
-    """
-
-    print: str
-    left: Us
+    print: str  # of the budget
+    left: Us  # attempts that ended by then have been taken away
     counted: Us
-    has_former: bool = False
-    values: dict[str, int] = field(default_factory=dict)
+    has_former: bool = False  # attempts of former rules are among them
+    values: dict[str, int] = field(default_factory=dict)  # the tallies, of a budget not per key
 
 
 @lru_cache(maxsize=4096)
@@ -63,22 +51,17 @@ def fingerprint(budget: Budget) -> str:
 
 
 def longest_gap(limit: Limit) -> int:
-    """How long after it left an attempt may still be wanted, to be taken away; a tally that is
-    further behind is counted anew.
-    """
+    """How long after it left an attempt may be wanted; what is further behind is counted anew."""
     return max(60 * SECOND, limit.window_us // 4)
 
 
 def stored_name(budget: Budget) -> str:
-    """The budget's id as a column holds it."""
     digest = hashlib.sha256(budget.id.encode()).hexdigest()[:16]
     return budget.id if len(budget.id) <= 120 else f"{budget.id[:120]}:{digest}"
 
 
 class Leaving(NamedTuple):
-    """What is asked about a budget: what ended in (begin, ahead]; what did by `end` is summed
-    up.
-    """
+    """What is asked about a budget: what ended in (begin, ahead]; up to `end` it is summed up."""
 
     budget: Budget
     begin: Us
@@ -126,7 +109,6 @@ def stored(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[St
 
 
 def fullest(using: str, names: Sequence[str], most: int) -> dict[str, list[Stored]]:
-    """The rows of these budgets that are charged most, `most` of each. A statement for many."""
     first = f"{_stored_sql(using)} ORDER BY full_at DESC, used DESC LIMIT {most}"
     select = f"SELECT * FROM ({first}) AS fullest"
     return _collected(database.of_each(using, [(select, [name]) for name in names]))
@@ -145,8 +127,8 @@ def _collected(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
 
 
 def charged(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
-    """What is open or ended after that instant, of each of these budgets: (value, cost). A
-    statement for many of them.
+    """What is open or ended after that instant, of each budget: (value, cost). A statement for
+    many.
 
     What is to be corrected costs what it was charged, since the correction comes after; also where
     it ended before, unless it was settled after its end.
@@ -189,9 +171,7 @@ def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple
 
 
 def by_slots(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[str, Us, int]]:
-    """What ended in (begin, end], summed up by slots of the window at each one's latest end, oldest
-    first: (value, ended, cost).
-    """
+    """What ended in (begin, end], by slots of the window, in order: (value, latest end, cost)."""
     column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
     width = max(1, budget.limit.window_us // SLOTS)
     where, of_former = _former_where(using, budget)
@@ -209,7 +189,6 @@ def by_slots(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[s
 
 
 def first_end(using: str, budget: Budget, after: Us) -> Us | None:
-    """The first end of an attempt after this instant."""
     one = (
         f"SELECT MIN(finished_at) FROM {attempts_table(using)} "
         "WHERE rule = %s AND finished_at IS NOT NULL AND finished_at > %s AND outcome <> %s"
@@ -220,13 +199,10 @@ def first_end(using: str, budget: Budget, after: Us) -> Us | None:
 
 
 class Correction(NamedTuple):
-    """An attempt that cost something else than it was charged at its release, or that ended long
-    before that was recorded. `settled`: what it cost was told after its end. Instants are
-    microseconds.
-    """
+    """An attempt that cost something else than it was charged, or was recorded late."""
 
     id: int
-    settled: bool
+    settled: bool  # what it cost was told after its end
     rule: str
     key: str
     queue: str
@@ -236,9 +212,7 @@ class Correction(NamedTuple):
 
 
 def next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
-    """The next of these rules' attempts that are to be corrected, CORRECTIONS at most; their marks
-    are taken away. Two statements.
-    """
+    """Take the marks of the next CORRECTIONS attempts that are to be corrected. Two statements."""
     key = quoted(using, "key")
     found = rows(
         using,
@@ -261,9 +235,7 @@ def next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
 
 
 def _mark_as_taken(using: str, corrections: Sequence[Correction]) -> None:
-    """Say in the rows that the tallies know. What was charged stays known where the answer added to
-    it: that is of another instant.
-    """
+    # Where the answer added to it, what was charged stays known: it is of another instant.
     more = [one.id for one in corrections if costs_more(one.cost, one.charged)]
     kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
     ids = database.listed(one.id for one in corrections)
@@ -281,12 +253,10 @@ def former_sql(using: str, former: Former) -> tuple[str, list[Any]]:
 
 
 def attempts_table(using: str) -> str:
-    """The quoted name of the attempts' table."""
     return quoted(using, tables.CallAttempt._meta.db_table)
 
 
 def _former_where(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
-    """The conditions of the budget's former rules, and their parameters."""
     found = [former_sql(using, former) for former in budget.former]
     return [where for where, _ in found], [one for _, params in found for one in params]
 
@@ -294,26 +264,22 @@ def _former_where(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
 def _by_value(
     using: str, budget: Budget, sql: str, params: Sequence[Any]
 ) -> Iterable[tuple[Any, ...]]:
-    """The rows, with the budget's value in the place of `_column`, their first."""
     for told, *rest in rows(using, sql, params):
         yield _value(budget, told), *rest
 
 
 def _value(budget: Budget, told: str) -> str:
-    """The budget's value of rows with this in `_column`."""
     is_queue = budget.limit.is_per_queue
     return budget.value_of("" if is_queue else told, told if is_queue else "")
 
 
 def _column(using: str, budget: Budget) -> str:
-    """The column that tells the budget's values apart."""
     if budget.limit.is_per_rule:
         return "rule"
     return "queue" if budget.limit.is_per_queue else quoted(using, "key")
 
 
 def _cost_sql(using: str, budget: Budget) -> tuple[str, list[Any]]:
-    """What an attempt costs in the budget's unit, and the parameters of that."""
     if budget.limit.unit == "calls":
         return "calls", []
     return database.json_number_sql(using, "cost", budget.limit.unit)

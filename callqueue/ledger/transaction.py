@@ -1,21 +1,15 @@
-"""The two transactions in which states are written, the policy by which they are done again, and
-who locks which rows in them, in what order, and who waits: in one place, so that no two
-transactions can wait for each other.
+"""The two transactions in which states are written, done again after a jump or a deadlock, and who
+locks which rows in what order: in one place, so that no two can wait for each other.
 
-Whoever writes an instant that counts takes `transaction`: the clock is read in it, and nobody moves
-the ledger before it ends. Whoever writes none (cancel, requeue, void, holds' ends) takes `untimed`:
-it may wait for an application's rows, which nobody may with the ledger's frame in hand. A jump of
-the clock and a deadlock are dealt with here; a database that is away is the caller's
-(`database.persist`), since he knows for how long it may be waited for.
+`transaction`: for whoever writes an instant that counts. Nobody moves the ledger before it ends, so
+it must not wait for an application's rows. `untimed`: for whoever writes none (cancel, requeue,
+void, holds' ends), and may wait. A database that is away is the caller's (`database.persist`).
 
-Whoever acts for the application (cancel, requeue) may wait: for calls first, as an application that
-has selected a call for update does by itself, then for their attempts, each in the order of their
-primary keys. Everybody else (dispensers, workers, recovery, cleanup) waits for no call: one that
-somebody has locked is passed over, and its turn comes later.
+Whoever acts for the application waits for calls first, then for their attempts, by primary key.
+Everybody else passes over a call that somebody has locked.
 
-Rows are locked by their primary keys alone, and judged afterwards: with a condition in the
-statement, MariaDB and MySQL may go by another index, lock its entries first, and wait for a row
-while others wait for the entry.
+Rows are locked by primary keys alone, and judged afterwards: with a condition, MariaDB and MySQL
+may lock another index's entries first, and wait for a row while others wait for the entry.
 """
 
 from __future__ import annotations
@@ -42,19 +36,15 @@ LOOKS = 20  # at a clock that jumps again and again, before it is taken for a da
 
 @dataclass(frozen=True)
 class Locked:
-    """The time; by primary key, the status and last attempt of the calls that it has locked."""
-
     reading: Reading
-    calls: Mapping[int, tuple[int, int]]
+    calls: Mapping[int, tuple[int, int]]  # by primary key, status and last attempt
 
     @property
     def now(self) -> datetime:
-        """Ledger time."""
         return from_us(self.reading.at)
 
     @property
     def wall(self) -> datetime:
-        """What the database's clock shows."""
         return from_us(self.reading.wall)
 
 
@@ -65,10 +55,7 @@ def transaction(
     calls: Sequence[int] | None = None,
     lazily: bool = False,
 ) -> T:
-    """What `work` returns, done in a transaction with these calls locked; and again, whole, where
-    the clock has jumped or it was a deadlock's victim. `lazily`: its commit need not wait for the
-    disk.
-    """
+    """Do `work` in a transaction with these calls locked; again after a jump or a deadlock."""
 
     def once() -> T:
         with database.writing(using):
@@ -84,9 +71,7 @@ def transaction(
 
 
 def timed(using: str, once: Callable[[], T]) -> T:
-    """What `once` returns, a transaction that asks `ledger_time.check`; and again, whole, where the
-    clock has jumped or it was a deadlock's victim.
-    """
+    """Do `once`, a transaction that asks `ledger_time.check`; again after a jump or a deadlock."""
     for _ in range(LOOKS):
         try:
             return database.again_after_deadlock(using, once)
@@ -96,9 +81,7 @@ def timed(using: str, once: Callable[[], T]) -> T:
 
 
 def untimed(using: str, work: Callable[[], T]) -> T:
-    """What `work` returns, done in a transaction, and again, whole, where it was a deadlock's
-    victim. Part of the application's transaction, where there is one.
-    """
+    """Do `work` in a transaction, or in the application's; again after a deadlock."""
 
     def once() -> T:
         with database.writing(using):
@@ -109,23 +92,18 @@ def untimed(using: str, work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Pair:
-    """An attempt and its call, locked. None: the call is gone, or waits for another attempt."""
-
     attempt: CallAttempt
-    call: CallQueue | None
+    call: CallQueue | None  # None: it is gone, or waits for another attempt
 
 
 def calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
-    """Waiting for whoever has them; their keys and these columns. In a transaction."""
+    """Lock these calls, waiting for whoever has them; their keys and these columns."""
     rows = tables.calls(using).filter(pk__in=list(pks)).order_by("pk")
     return list(database.locked(rows, wait=True).values_list("pk", *columns))
 
 
 def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Lock what no worker has begun of calls that are locked already: (attempt, call, number).
-
-    A begin that is under way is waited for.
-    """
+    """Lock what nobody has begun of locked calls: (attempt, call, number). Waits for a begin."""
     unbegun = tables.attempts(using).unbegun().filter(call_id__in=list(call_ids))
     pks = list(unbegun.values_list("pk", flat=True))
     rows = database.locked(tables.attempts(using).filter(pk__in=pks).order_by("pk"), wait=True)
@@ -140,10 +118,8 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
 def calls_to_end(
     using: str, pks: Sequence[int], *, lazily: bool = False
 ) -> tuple[dict[int, tuple[int, int]], Reading]:
-    """Lock these calls, those that nobody else has locked: by primary key (status, last attempt);
-    and the clock, as `ledger_time.held` reads it. One statement, where any of them is free.
-
-    To be called in a transaction.
+    """Lock those of these calls that nobody else has: by primary key (status, last attempt); and
+    the clock, as `ledger_time.held` reads it. One statement, where any is free. In a transaction.
     """
     before, more = clocks.monotonic(), database.dialect(using).lazily if lazily else ""
     found = database.rows(
@@ -162,11 +138,7 @@ def calls_to_end(
 
 
 def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[Pair]:
-    """Lock these attempts, those that are open and begun or not, with their calls: the pairs of
-    which nobody has locked either.
-
-    To be called in a transaction.
-    """
+    """Lock these open attempts with their calls: the pairs of which nobody has locked either."""
     rows = database.locked(tables.attempts(using).filter(pk__in=list(attempt_ids)).order_by("pk"))
     found = [
         one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
@@ -189,7 +161,6 @@ def _free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[in
 
 
 def _own(attempt: CallAttempt, call: CallQueue | None) -> CallQueue | None:
-    """The call, where this attempt is the one that it waits for."""
     if call is None or call.last_attempt != attempt.number:
         return None
     return call if call.status in Move.VOID.sources else None
