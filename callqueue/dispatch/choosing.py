@@ -1,8 +1,5 @@
-"""Which calls a pass lets go: candidates of every rule, no more than its limits can let go, and of
-those the ones that fit, by a queue whose workers have room.
-
-In: an account and the holds. Out: releases, calls that never fit, and what the others wait for.
-Locks the candidates, and writes the turns of keys.
+"""Which calls a pass lets go: candidates of every rule, and of those the ones that fit. Locks the
+candidates, and writes the turns of keys.
 """
 
 from __future__ import annotations
@@ -46,9 +43,7 @@ def trusted_count(lease: float) -> int:
 def rooms_of_workers(
     account: Account, candidates: Mapping[str, Sequence[Candidate]]
 ) -> tuple[dict[tuple[str, str], int], bool]:
-    """By rule and queue, how many attempts more its workers have room for, where they may be behind
-    or away; and whether some rule may have less than it would.
-    """
+    """By rule and queue, room for attempts where workers may be behind; whether that is short."""
     lease = conf.current().release_lease
     rooms: dict[tuple[str, str], int] = {}
     is_short = False
@@ -80,16 +75,14 @@ def _is_doubtful(
 
 
 def may_be_behind(open_attempts: int) -> bool:
-    """So much is open that workers may be. An account may know of no more than a sample."""
+    # An account may know of no more than a sample.
     return open_attempts >= min(trusted_count(conf.current().release_lease), KNOWN)
 
 
 def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int:
-    """How many attempts of the rule more may be released by a queue: some on trust, and as many as
-    its workers have shown lately that they begin.
+    """How many more attempts may be released: some on trust, and as many as workers begun lately.
 
-    One at a time where nobody seems to listen: it is begun as soon as somebody does, and then all
-    may go again.
+    One at a time where nobody seems to listen: it is begun as soon as somebody does.
     """
     now = from_us(account.now)
     lately = now - timedelta(seconds=min(LATELY, lease / 4))
@@ -132,10 +125,8 @@ def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
 
 @dataclass(frozen=True)
 class _Found:
-    """The candidates of a rule, in order; `wait`: of the others, where all of these go."""
-
     calls: list[Candidate]
-    wait: Wait = field(default=Wait())
+    wait: Wait = field(default=Wait())  # of the others, where all of these go
     is_limited: bool = False  # they wait for room in the rule's own limits
     is_cut: bool = False  # nothing keeps back those behind
 
@@ -148,12 +139,11 @@ def choose(
     sake: tuple[str, int] | None = None,
     room: Room = ROOMY,
 ) -> Plan:
-    """Choose at most about `batch` releases of each rule; `served`: when each rule was served last;
-    `room`: of whoever makes the calls. `sake`: a rule and a priority, where all is for the sake of
-    a call of these that has its maker: then nothing is looked at that cannot go before it, and only
-    what has its maker goes.
+    """Choose at most about `batch` releases of each rule. As many statements, whatever waits.
 
-    The same number of statements whatever waits.
+    `served`: when each rule was served last. `room`: of whoever makes the calls. `sake`: a rule and
+    a priority, where the pass is for a call that has its maker: nothing is looked at that cannot go
+    before it, and only what has its maker goes.
     """
     keys = KeysInTurn(account, held, batch)
     finder = _Finder(account, held, keys, batch, sake, room)
@@ -187,8 +177,6 @@ def choose(
 
 @dataclass(frozen=True)
 class _Finder:
-    """Fetches candidates: as many of a rule as its own limits let go."""
-
     account: Account
     held: Held
     keys: KeysInTurn
@@ -197,7 +185,6 @@ class _Finder:
     room: Room = ROOMY
 
     def concerns(self, rule: str) -> bool:
-        """Whether the rule's calls may go before what the pass is for."""
         rules = self.account.book.rules
         return self.sake is None or rules[rule].priority >= rules[self.sake[0]].priority
 
@@ -205,7 +192,6 @@ class _Finder:
         return self.sake[1] if self.sake is not None and self.sake[0] == rule else -TOP
 
     def find(self, rule: str) -> _Found:
-        """The rule's candidates."""
         queues = _queues(self.account, self.held, rule)
         count = planning.room(self.account, rule, self.batch, queues)
         if not count:
@@ -231,7 +217,6 @@ class _Finder:
         return min(count, max(least, 1 + planning.room_for(self.account, first[0], count)))
 
     def _first(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
-        """The rule's first calls, by turns where keys have limits or holds of their own."""
         least = self._least(rule)
         if rule in self.keys.in_turn:
             return self.keys.candidates(rule, count, least)
@@ -290,6 +275,5 @@ def _queues(account: Account, held: Held, rule: str) -> list[str]:
 
 
 def _wait_for_holds(account: Account, held: Held) -> Wait:
-    """Until the first hold ends; one that has no end may be lifted."""
     end = held.first_end(account.rules)
     return Wait(until=to_us(end) if end else None)

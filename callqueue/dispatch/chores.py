@@ -1,10 +1,8 @@
 """What a dispenser does besides releasing: a table of chores, each with how often it is done.
 
-The loop that releases does a few itself, of statements only: it looks at the clock, gives a sign of
-life, makes calls ready that became due, and takes back what was lost. The others are done aside,
-each in a thread of its own: one that hangs keeps back nobody, not even another chore. One that
-fails says so, and has its next turn later. `run_once`, which ends when all is done, does all of
-them itself, one after the other.
+The loop does those of a few statements itself. The others are done aside, each in a thread of its
+own: one that hangs keeps back nobody. One that fails says so, and has its next turn later.
+`run_once` does all of them itself, one after the other.
 """
 
 from __future__ import annotations
@@ -40,15 +38,13 @@ TELL = 60.0  # seconds between two events of one chore; and after which one that
 
 @dataclass
 class Chore:
-    """Something that is done `every` so many seconds, at the next round after them; `aside`: by a
-    thread of its own. `rests`: not sooner than REST times as long as it took.
-    """
+    """Something that is done at the next round after `every` seconds."""
 
     name: str
     every: float
     do: Callable[[], object]
-    aside: bool = True
-    rests: bool = False
+    aside: bool = True  # by a thread of its own
+    rests: bool = False  # not sooner than REST times as long as it took
     due_at: float = 0.0  # monotonic seconds
     began_at: float = 0.0
     told_at: float = field(default=-TELL)
@@ -56,11 +52,9 @@ class Chore:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether its thread is at it."""
         return self.errand is not None and self.errand.is_under_way
 
     def put_off(self, error: BaseException) -> None:
-        """It has failed: its next turn is later."""
         self.due_at = time.monotonic() + AGAIN
         self.tell(f"{type(error).__name__}: {str(error).strip()[:200]}")
 
@@ -73,15 +67,13 @@ class Chore:
 
 
 class Chores:
-    """The chores of one dispenser, in the order in which a round does them. `is_loop`: of a loop
-    that must go round. `cleans`: nobody else is there to clean up.
-    """
+    """The chores of one dispenser, in order. `cleans`: nobody else is there to clean up."""
 
     def __init__(
         self, using: str, heartbeat: Callable[[], object], *, cleans: bool = False
     ) -> None:
         self.using = using
-        self.is_loop = False
+        self.is_loop = False  # it is a loop that must go round
         self.next_round_at = 0.0
         self._pause = ROUND  # seconds until the next round
         self._heartbeat = Chore("heartbeat", HEARTBEAT, heartbeat, aside=False)
@@ -104,13 +96,12 @@ class Chores:
             self._cleaned_at = time.monotonic()
 
     def maintain_if_due(self) -> None:
-        """A round of chores, where it is time for one."""
         now = time.monotonic()
         if now >= self.next_round_at:
             self.next_round_at = now + self.maintain()
 
     def maintain(self) -> float:
-        """The seconds until the next round. A database that is away is the caller's."""
+        """Do a round; the seconds until the next one. A database that is away is the caller's."""
         self._pause = ROUND
         for chore in self.table:
             now = time.monotonic()
@@ -173,14 +164,12 @@ class Chores:
             ledger_time.watch(self.using).look()
 
     def _add_up(self) -> None:
-        """Not within somebody's transaction, such as a test's: it would see no more than that."""
+        # within somebody's transaction, such as a test's, it would see no more than that
         if not database.in_transaction(self.using):
             sums.keep(self.using)
 
     def _gather_keys(self) -> None:
-        """Find the keys of which nobody gave news, as where other code has changed calls; and
-        forget the news that no pass takes, since the rule's keys take no turns.
-        """
+        """Find the keys of which nobody gave news; forget the news that no pass takes."""
         book = settings.book_in_force(self.using)
         names = list(book.budgets)
         held = holds.in_force(self.using, names, ledger_time.now(self.using))
@@ -192,7 +181,6 @@ class Chores:
                 after = ready_calls.gather(self.using, rule, after)
 
     def _promote(self) -> None:
-        """Make calls ready that are due, and see when the next one is."""
         now = database.clock(self.using)
         if ready_calls.promote(self.using) >= ready_calls.PROMOTED:
             self._pause = 0.0
@@ -201,9 +189,8 @@ class Chores:
             self._pause = min(ROUND, max(0.0, due_in))
 
     def _ask_to_reconcile(self) -> None:
-        """Workers do, since it takes the network; or one thread of this process, where it makes all
-        calls: hooks that hang would take more.
-        """
+        # Workers do it, since it takes the network; or one thread of this process, where it makes
+        # all calls: hooks that hang would take more.
         most = 1 if broker.is_in_this_process() else None
         for queue in reconcile.queues_wanted(self.using)[:most]:
             broker.send_beside(broker.RECOVER, (self.using,), queue=queue)

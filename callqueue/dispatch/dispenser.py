@@ -1,9 +1,8 @@
-"""Releases calls: exactly as fast as every limit of their rules allows, whoever else is releasing.
+"""Releases calls exactly as fast as every limit of their rules allows, whoever else is releasing.
 
-The loop of a process: it sleeps until a slot opens, an answer comes or a call becomes due, makes a
-pass over the rules concerned, and has published what that released. Any number of dispensers may
-run. While it runs, nothing that may take its time is done in the loop: messages are sent, the
-project's own code runs, and history is counted in threads beside it.
+The loop of a process sleeps until a slot opens, an answer comes or a call becomes due, makes a
+pass, and has published what that released. Any number may run. Nothing that may take its time is
+done in the loop: messages, the project's own code and sums have threads beside it.
 """
 
 from __future__ import annotations
@@ -47,13 +46,12 @@ _told: dict[str, float] = {}  # by database: when (monotonic) this process said 
 
 class Listener:
     """What a dispenser waits by, in the one thread that runs it. On PostgreSQL an idle one wakes at
-    the commit of a `send`, instead of at its next look; elsewhere it just waits.
+    the commit of a `send`; elsewhere it just waits.
 
     A NOTIFY takes a lock that all commits share, so busy senders must not make one each. An idle
-    dispenser therefore shows that it sleeps by holding an advisory lock, and the trigger on the
-    table of calls notifies only while that is held. A look that is missed in any way (a pooler in
-    between, another dispenser that holds the lock) is made up for by the next one, POLL seconds
-    later.
+    dispenser holds an advisory lock, and the trigger on the table of calls notifies only while it
+    is held. A look that is missed (a pooler in between, another holder) is made up for by the next
+    one, POLL seconds later.
     """
 
     def __init__(self, using: str) -> None:
@@ -77,7 +75,7 @@ class Listener:
         return set()
 
     def _hear(self, seconds: float) -> set[str]:
-        """Wait for a sender's word. After two for nothing, senders are let be for a while."""
+        """After two words for nothing, senders are let be for a while."""
         told = database.wait_for_word(self.using, seconds)
         if told:
             if self._was_for_nothing:
@@ -86,24 +84,20 @@ class Listener:
         return told
 
     def has_served(self) -> None:
-        """The last word was not for nothing."""
         self._was_for_nothing = False
 
     def disarm(self) -> None:
-        """Let senders be: there is work, and nobody sleeps."""
         if self._is_armed and self._connection is database.raw_connection(self.using):
             database.lower_flag(self.using)
         self._is_armed = False
 
     def close(self) -> None:
-        """Leave the connection as it was."""
         self.disarm()
         if self._connection is not None and self._connection is database.raw_connection(self.using):
             self._listen(False)
         self._connection = None
 
     def _may_listen(self) -> bool:
-        """Whether the connection of now can hear of calls."""
         raw = database.raw_connection(self.using)
         if raw is None or raw is not self._connection:
             self._is_armed, self._is_listening, self._connection = False, False, None
@@ -130,11 +124,10 @@ class Maker(Protocol):
 
 
 class Dispenser:
-    """A dispenser of one process. `run` until told to stop, or `run_once`, then `leave`.
+    """A dispenser of one process: `run` until told to stop, or `run_once`, then `leave`.
 
-    Released attempts that the `maker` begins are made here, and the others go to `publish`; no
-    more are released than the maker says that there is room for. `settings` gives the book of its
-    settings, and `name` is what others know it by.
+    Released attempts that the `maker` begins are made here, and the others go to `publish`.
+    `settings` gives the book of its settings; `name` is what others know it by.
     """
 
     def __init__(
@@ -196,9 +189,7 @@ class Dispenser:
         self.membership.leave()
 
     def settle(self, stop: threading.Event) -> None:
-        """Before a process releases anything for the first time: if the clock has just jumped, only
-        others can have seen it, and they look at least this often.
-        """
+        # If the clock has just jumped, only others can have seen it, and they look this often.
         left = ledger_time.watch(self.using).settles_in()
         if left > 0 and recovery.has_others(self.using, self.name):
             stop.wait(left)
@@ -235,9 +226,7 @@ class Dispenser:
         return self._pause()
 
     def _wants_pass(self, group: RuleGroup) -> bool:
-        """Whether it is due, or has left calls for want of room and there is more of it; and there
-        is any.
-        """
+        """Whether a pass is due, or there is more room than calls were left for; and any."""
         is_short = group.next_look.on_room
         if self.maker is None or not (is_short or group.is_due(time.monotonic())):
             return group.is_due(time.monotonic())
@@ -258,9 +247,7 @@ class Dispenser:
             self._emit_once_a_minute("pass_failed", rules=",".join(group.rules), error=why)
 
     def _release(self, group: RuleGroup) -> Pass:
-        """Run a pass over the group's rules, and have made or published what it released, once that
-        is known to be committed.
-        """
+        """Run a pass, and have made or published what it released, once that is committed."""
         begins = None if self.maker is None else self.maker.begins()
         room = ROOMY if self.maker is None else self._room(self.maker)
         group.unmade = begins.worker if begins is not None else ""
@@ -299,7 +286,6 @@ class Dispenser:
         group.put_off(time.monotonic() + AWAY)
 
     def _poll_ready_if_due(self) -> None:
-        """See which rules have calls ready."""
         now = time.monotonic()
         if now < self._poll_at:
             return
@@ -321,16 +307,13 @@ class Dispenser:
         self._wake(rules)
 
     def _wake(self, ready: Set[str]) -> None:
-        """Serve the groups of these rules, those that were at rest, at once."""
         for group in self.groups.values():
             if group.rests and not ready.isdisjoint(group.rules):
                 group.wake()
                 self._listener.has_served()
 
     def _poll_answers(self) -> None:
-        """Serve the groups that wait for an answer, where one has come, or the ledger knows more of
-        what is under way, at once.
-        """
+        """Serve the groups at once that wait for an answer, where the ledger has news of them."""
         waiting = self._waiting_for_answers()
         if waiting:
             glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
@@ -341,7 +324,6 @@ class Dispenser:
         return [group for group in self.groups.values() if group.waits_for_answer]
 
     def _pause(self) -> float:
-        """The seconds until anything is due."""
         now = time.monotonic()
         wakes = [self._poll_at, self.chores.next_round_at]
         sending = [group for group in self.groups.values() if group.sending is not None]
@@ -357,7 +339,6 @@ class Dispenser:
         return max(0.0, min(wakes) - now)
 
     def _follow_settings(self) -> None:
-        """Where settings have changed, here or elsewhere: serve the groups now in force."""
         book = self.membership.follow_settings()
         if book is None:
             return
@@ -370,9 +351,7 @@ class Dispenser:
         }
 
     def _lost_database(self, error: Exception, *, is_again: bool = True) -> None:
-        """Begin anew with a new connection. Once may be a connection that was cut, or two
-        transactions in each other's way; `is_again` is worth an event.
-        """
+        """Begin anew with a new connection. Once may be a cut connection, or a deadlock."""
         if is_again:
             why = f"{type(error).__name__}: {str(error).strip()[:200]}"
             self._emit_once_a_minute("database_away", error=why)
@@ -393,9 +372,8 @@ def name_of_process(pid: int) -> str:
 
 
 def stand_by(using: str, dispenser: Dispenser) -> None:
-    """Beat's task beside a dispenser of its own process: release nothing, until that falls silent
-    or ends. Every few seconds say that beat runs, for the doctor; and take back what this task's
-    own dispenser, which may have run before, holds of the limits.
+    """Beat's task beside a dispenser of its own process: release nothing until that falls silent or
+    ends. Takes back what this task's own dispenser, which may have run before, holds of the limits.
     """
     if dispenser.membership.book is not None:
         dispenser.leave()
@@ -422,18 +400,14 @@ class Membership:
 
     @property
     def book(self) -> Book | None:
-        """What is in force, as far as this dispenser knows."""
         return self.party.book
 
     def heartbeat(self) -> None:
-        """Give a sign of life, and see whether the settings in force have changed."""
         self._give_sign()
         self.is_outdated |= self.party.heartbeat()
 
     def follow_settings(self) -> Book | None:
-        """Notice changed settings, here or elsewhere: the book that is in force from now on, None
-        where nothing has changed.
-        """
+        """The book in force from now on; None where nothing has changed here or elsewhere."""
         own = self.settings()
         if own is self._own and not self.is_outdated:
             return None
@@ -446,11 +420,8 @@ class Membership:
         return book
 
     def leave(self) -> None:
-        """What its settings hold of the limits counts no more. A database that is away is left to
-        notice by the silence.
-        """
         self.is_outdated, self.digest = True, ""
-        with suppress(DatabaseError, InterfaceError):
+        with suppress(DatabaseError, InterfaceError):  # one that is away notices by the silence
             recovery.take_leave(self.using, self.name)
             self.party.leave()
 

@@ -1,9 +1,4 @@
-"""When a group of rules is looked at again: what a pass concludes, and a dispenser obeys.
-
-In: what the calls wait for that a pass left behind, and how many passes before it had no success.
-Out: a NextLook, and what a dispenser remembers between two passes of the group. No statement is
-made here, and no clock is read; instants are monotonic seconds.
-"""
+"""When a group is looked at again: a pass concludes, a dispenser obeys. Monotonic seconds. Pure."""
 
 from __future__ import annotations
 
@@ -28,16 +23,13 @@ FRUITLESS = 2  # rounds that go on at once though they release nothing
 
 @dataclass(frozen=True)
 class Room:
-    """For how many HTTP calls there is room, and for how many others: whoever makes what a pass
-    releases has no more.
-    """
+    """For how many HTTP calls, and how many others, whoever makes what a pass releases has room."""
 
     http: float = math.inf
     handled: float = math.inf
 
     @property
     def most(self) -> float:
-        """How many calls are worth a look."""
         return max(0, self.http) + max(0, self.handled)
 
     @property
@@ -50,7 +42,6 @@ class Room:
         return count < (self.http if is_http else self.handled)
 
     def is_more_than(self, other: Room) -> bool:
-        """Whether there is more of one of the two."""
         return self.http > max(0, other.http) or self.handled > max(0, other.handled)
 
 
@@ -60,25 +51,17 @@ NO_ROOM = Room(0, 0)
 
 @dataclass(frozen=True)
 class Wait:
-    """What the calls wait for that a pass leaves behind; `a | b` is what those of both wait for.
+    """What the calls wait for that a pass leaves behind; `a | b` is what those of both wait for."""
 
-    `until`: the first instant at which one of them may go, in microseconds of the database's clock.
-    `is_unfinished`: nothing, for all that is known, since the pass did not come to look at them.
-    `is_mid_round`: it did not come to the last of the keys that take turns. `on_room`: for whoever
-    makes them to have made some.
-    """
-
-    until: Us | None = None
+    until: Us | None = None  # when the first may go, on the database's clock
     on_answer: bool = False
-    is_unfinished: bool = False
-    is_mid_round: bool = False
-    on_room: bool = False
+    is_unfinished: bool = False  # for nothing: the pass did not come to look at them
+    is_mid_round: bool = False  # it did not come to the last of the keys that take turns
+    on_room: bool = False  # for whoever makes them to have made some
 
     @classmethod
     def for_room(cls, instant: Us | None) -> Wait:
-        """For room in a limit: from an instant; where that is None, once an answer comes, or word
-        that a call was sent.
-        """
+        """For room in a limit: from an instant; None: until an answer comes."""
         return cls(until=instant, on_answer=instant is None)
 
     def __or__(self, other: Wait) -> Wait:
@@ -107,31 +90,22 @@ NO_STREAK = Streak()
 
 @dataclass(frozen=True)
 class NextLook:
-    """When a group of rules is looked at again: `after` so many seconds.
-
-    `on_ready`: only once one of the rules has a call that is ready then, or is sent; `on_answer`:
-    earlier, if an attempt of the group ends, or the ledger is told that one was sent, so that not
-    so many are open as `open_attempts`, or untold as `untold_attempts` (None: too many to count);
-    `on_room`: earlier, if whoever makes the calls has more room than at the pass;
-    `goes_on`: at once, since calls are left that this pass did not look at;
-    `joins`: after the dispenser has agreed with the others on what is in force.
-    """
+    """When a group of rules is looked at again: `after` so many seconds, or earlier."""
 
     after: float = 0.0
-    on_ready: bool = False
-    on_answer: bool = False
-    open_attempts: int | None = None
+    on_ready: bool = False  # only once one of the rules has a call that is ready
+    on_answer: bool = False  # earlier, once fewer are open or untold than these
+    open_attempts: int | None = None  # None: too many to count
     untold_attempts: int | None = None
-    goes_on: bool = False
-    joins: bool = False
-    on_room: bool = False
+    goes_on: bool = False  # at once: calls are left that this pass did not look at
+    joins: bool = False  # after the dispenser has agreed with the others on what is in force
+    on_room: bool = False  # earlier, if whoever makes the calls has more room
     streak: Streak = NO_STREAK
 
 
 def when_locked(last: Streak) -> NextLook:
-    """Another pass takes no longer than ours, and many permits may make one each: who waits for
-    longer than they do never has a turn. A transaction of an operator's may take longer.
-    """
+    # Another pass takes no longer than ours: who waits for longer than the many of permits do never
+    # has a turn. A transaction of an operator's may take longer.
     streak = replace(last, locked=last.locked + 1, fruitless=last.fruitless + 1)
     after = min(BUSY, _growing(LOCKED, last.locked)) if last.locked < TRIES else REVIEW
     return NextLook(after=after, streak=streak)
@@ -179,7 +153,6 @@ def when_passed(
 
 
 def _growing(first: float, times: int) -> float:
-    """Seconds that double each time, and are never more than a review's."""
     return min(REVIEW, first * 2.0 ** min(times, 10))
 
 
@@ -201,24 +174,19 @@ class RuleGroup:
 
     @property
     def rests(self) -> bool:
-        """Whether no pass is wanted until a call is ready."""
         return self.next_look.on_ready
 
     @property
     def waits_for_answer(self) -> bool:
-        """Whether an attempt that ends, or is known to be sent, is a reason for a pass."""
         return self.next_look.on_answer
 
     def is_due(self, now: float) -> bool:
-        """Whether a pass is wanted now."""
         return not self.rests and self.look_at <= now and self.sending is None
 
     def obey(self, look: NextLook, now: float) -> None:
-        """A pass has ended: the next one is when it says."""
         self.next_look, self.look_at, self.passed_at = look, now + look.after, now
 
     def wake(self) -> None:
-        """A call is ready: a pass is wanted at once."""
         self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
 
     def has_room(self) -> None:

@@ -1,9 +1,5 @@
 """Which of the candidates go now, by which queue, and at what instant: the decision of one pass, in
-memory.
-
-In: an account of the charges, candidates by rule, holds. Out: releases, and what the others wait
-for. Calls may be released ahead of their slot, up to `account.until`, with the instant to send at.
-No statement is made here.
+memory. Calls may be released ahead of their slot, up to `account.until`.
 """
 
 from __future__ import annotations
@@ -32,8 +28,6 @@ SHORT = 10 * SECOND
 
 @dataclass
 class Plan:
-    """What a pass decided."""
-
     releases: list[Candidate] = field(default_factory=list)
     wait: Wait = field(default=Wait())  # of those who do not go
     # by which budget per key
@@ -44,7 +38,7 @@ class Plan:
     unfit: Mapping[int, str] = field(default_factory=dict)
 
     def leave_to_workers(self) -> None:
-        """Who makes this pass can publish nothing. They took their room in the plan."""
+        """Who makes this pass can publish nothing. What workers make took its room in the plan."""
         own = [call for call in self.releases if call.has_maker]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
@@ -68,10 +62,10 @@ def plan(
     """Choose releases up to the instant `account.until`: rules by priority, equals in turns, each
     rule's candidates in order.
 
-    `served` says when each rule was served last (a running number). A call that waits for a budget
-    shuts it for those behind it, so that a costly call is not starved by cheap ones; one for which
-    whoever makes the calls has no room shuts nothing: another process may have some. `rooms`: by
-    rule and queue, how many attempts its workers have room for, where that is not for any.
+    A call that waits for a budget shuts it for those behind it, so that a costly call is not
+    starved by cheap ones. One that waits for room with its maker shuts nothing: another process may
+    have some. `served`: when each rule was served last (a running number). `rooms`: by rule and
+    queue, how many attempts its workers have room for, where that is not for any.
     """
     planner = _Planner(account, held, room, rooms or {})
     queues = {rule: deque(listed) for rule, listed in candidates.items()}
@@ -103,9 +97,7 @@ def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int
 
 
 def opens(account: Account, rule: str, queues: Collection[str]) -> tuple[Us | None, Budget | None]:
-    """From when on the rule's own limits let a call of cost 1 go, by the queue that is free first;
-    None: after an answer. And which of them lets it go last; None: it has none.
-    """
+    """From when on a call of cost 1 may go (None: after an answer); and the limit that says so."""
     of_rule, of_queues = _own(account, rule)
     ways = [
         max(
@@ -127,9 +119,7 @@ def _opens_at(account: Account, budget: Budget, queue: str) -> float:
 
 
 def room_for(account: Account, call: Candidate, most: int) -> int:
-    """How many calls that cost as much as this one the rule's limits in other units than calls let
-    go by `account.until`; at most `most`.
-    """
+    """How many calls that cost as much as this one limits in other units let go; at most `most`."""
     for budget in account.book.budgets[call.rule]:
         cost = budget.charge_of(call.cost)
         if budget.limit.is_per_rule and budget.limit.unit != "calls" and cost:
@@ -158,20 +148,15 @@ def most_that_fits(meter: Meter, until: Us, most: int, cost: int = 1) -> int:
 
 
 class _Way(NamedTuple):
-    """A queue that a candidate may go by: from which instant on (None: after an answer, or behind
-    another call that waits), and which budget, for which value of its `per`, says so. `charges`:
-    what it takes of each meter, where it goes.
-    """
+    """A queue that a candidate may go by."""
 
     queue: str
-    instant: Us | None
-    binding: tuple[Budget, str] | None
-    charges: Sequence[tuple[Meter, int]] = ()
+    instant: Us | None  # from when on; None: after an answer, or behind another call that waits
+    binding: tuple[Budget, str] | None  # which budget says so, for which value of its `per`
+    charges: Sequence[tuple[Meter, int]] = ()  # what it takes of each meter, where it goes
 
 
 class _Planner:
-    """Takes room in the budgets, candidate by candidate."""
-
     def __init__(
         self, account: Account, held: Held, room: Room, rooms: Mapping[tuple[str, str], int]
     ) -> None:
@@ -200,7 +185,6 @@ class _Planner:
         return False
 
     def _has_room(self, candidate: Candidate) -> bool:
-        """For one more of its kind. One that has its maker takes none."""
         is_http = candidate.method in HTTP_METHODS
         has_room = self.room.has(self._count[is_http], is_http=is_http)
         return candidate.has_maker or has_room
@@ -218,7 +202,6 @@ class _Planner:
             meter.take(cost)
 
     def _latest(self, candidate: Candidate) -> int:
-        """Until when it may be sent, if it is released in this pass."""
         until, expires_at = self.account.until, candidate.expires_at
         return until if expires_at is None else min(until, to_us(expires_at) - self.account.moved)
 
@@ -242,7 +225,7 @@ class _Planner:
         an answer, the first; None where all are held, or their workers behind.
 
         A call that went before goes by the next of the queues that are free at the same instant:
-        perhaps nobody listens on its last. One that has its maker waits for no workers.
+        perhaps nobody listens on its last.
         """
         rule, names = candidate.rule, self.account.book.rules[candidate.rule].queue_names
         free = [queue for queue in names if not self.held.blocking(rule, None, queue)]

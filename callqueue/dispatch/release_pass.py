@@ -1,13 +1,9 @@
 """One pass of releases over a group of rules: lock, count, choose, charge, conclude. The only place
-that releases calls.
+that releases calls. It never publishes, and never makes a call.
 
-In: the names of the group's rules. Out: the attempts to publish, and when to look again. Calls
-become DISPATCHED, an open attempt of each stands in the ledger, and the rules' rows remember what
-the next pass wants to know. A pass makes the same number of statements whatever it releases, but
-for those that count, where enough is not known to be free; it never publishes, and never makes a
-call. One that a process makes for the sake of a call that it makes itself (`OwnCall`) charges that
-one, born begun, and others that have their makers; what a worker is to be sent is left to a
-dispenser, and keeps its room.
+A pass makes the same number of statements whatever it releases, but for those that count. One that
+a process makes for the sake of its own call (`OwnCall`) charges that one, born begun, and others
+that have their makers; what a worker is to be sent is left to a dispenser, and keeps its room.
 """
 
 from __future__ import annotations
@@ -49,9 +45,7 @@ SPREAD = 4
 
 @dataclass(frozen=True)
 class Begun:
-    """Attempts that are begun, each with its call: columns by "a.name" and "c.name"; and the
-    reading of the clock that was theirs.
-    """
+    """Begun attempts with their calls, columns by "a.name" and "c.name"; the pass's own reading."""
 
     rows: Sequence[Mapping[str, Any]]
     reading: Reading
@@ -62,16 +56,15 @@ Take = Callable[[Begun], Callable[[bool], None]]  # see Begins
 
 @dataclass(frozen=True)
 class Begins:
-    """Who makes what a pass releases, and has it begun with its charge: under a name that no other
-    pass has. `reads` names what it wants to know of the calls. `take` is given them before they are
-    committed, and what it returns is told whether they are: so all is ready for the first byte by
-    then. `suits`: it makes HTTP calls alone, that go by queues of which this is true, and `most` of
-    them at most; what else is released is to be published.
+    """Who makes what a pass releases, and has it begun with its charge. `take` is given it before
+    it is committed, and what it returns is told whether it is: so all is ready for the first byte
+    by then.
     """
 
-    worker: str
-    reads: tuple[str, ...]
+    worker: str  # a name that no other pass has
+    reads: tuple[str, ...]  # the columns that it wants to know of the calls
     take: Take | None = None
+    # it makes HTTP calls alone, by queues of which this is true; the others are to be published
     suits: Callable[[str], bool] | None = None
     most: int | None = None
 
@@ -89,19 +82,16 @@ class Begins:
 
 @dataclass(frozen=True)
 class OwnCall:
-    """A call that the process which makes the pass makes itself: of this rule and priority, with a
-    lease of so many seconds, up to `lead` seconds ahead of its slot.
-
-    `stand`: has the call's row wait as of an instant of the database's clock; its primary key, None
-    where it waits no more. `is_new`: that inserts the row.
-    """
+    """A call that the process which makes the pass makes itself."""
 
     rule: str
     priority: int
-    lease: float
-    lead: float
+    lease: float  # seconds
+    lead: float  # seconds ahead of its slot
+    # has the call's row wait as of an instant of the database's clock; its primary key, None where
+    # it waits no more
     stand: Callable[[datetime], int | None]
-    is_new: bool
+    is_new: bool  # `stand` inserts the row
 
 
 class Outdated(Exception):
@@ -110,16 +100,10 @@ class Outdated(Exception):
 
 @dataclass(frozen=True)
 class LockedRule:
-    """A rule's row, locked: how many passes released, when it was served last, and what passes
-    remember.
-
-    `is_corrected`: whether some of the rule's attempts cost something else than the tallies know.
-    """
-
-    passes: int
-    served: int
+    passes: int  # how many released
+    served: int  # when it was served last
     memo: dict[str, Any]
-    is_corrected: bool
+    is_corrected: bool  # some attempts cost something else than the tallies know
 
 
 @dataclass(frozen=True)
@@ -138,8 +122,8 @@ def charge(
     own: _Own | None = None,
 ) -> list[dict[str, Any]]:
     """Write the releases: the calls are DISPATCHED at this instant of wall time, and an open
-    attempt of each stands in the ledger, begun where somebody `begins` them; those that are so
-    begun, each with its call. A statement for each queue, and one or two for the attempts.
+    attempt of each stands in the ledger; those that are begun with it, each with its call. A
+    statement for each queue, and one or two for the attempts.
     """
     if not releases:
         return []
@@ -171,9 +155,6 @@ def _begun(
     releases: Sequence[Candidate],
     attempts: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Those of these attempts that are begun as they stand now, each with what was found of its
-    call.
-    """
     calls = {row["c.id"]: row for row in found}
     return [
         {f"a.{name}": value for name, value in {**one, "id": call.attempt_id}.items()}
@@ -198,7 +179,6 @@ def _attempts(
     begins: Begins | None,
     own: _Own | None,
 ) -> list[dict[str, Any]]:
-    """An open attempt for each release, begun where the call is."""
     config, at = conf.current(), from_us(account.now)
 
     def attempt(call: Candidate) -> dict[str, Any]:
@@ -214,7 +194,6 @@ def _attempts(
 
 
 def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Insert them; their ids, in the same order."""
     ids = database.insert_each(tables.CallAttempt, using, attempts)
     if ids[0] is not None:
         return [pk or 0 for pk in ids]
@@ -248,13 +227,12 @@ def _attempt(call: Candidate, now: datetime, lease: timedelta, worker: str) -> d
 def remember(
     account: Account, rows: Mapping[str, LockedRule], releases: Sequence[Candidate]
 ) -> None:
-    """Keep what the next pass wants to know in the rules' rows: turns, and what was free. Nothing
-    new, nothing written.
+    """Keep what the next pass wants to know in the rules' rows. Nothing new, nothing written.
 
     After releases a row is written always: under an isolation stricter than `read committed`, that
-    is what makes a pass fail which saw less than was released. It counts the passes of every rule
-    that released, and each row names the group that had the last pass, and by which version, so
-    that what another group of rules remembers of one of them is not believed any more.
+    makes a pass fail which saw less than was released. Passes are counted of every rule that
+    released, and each row names the group and version of the last, so that what another group
+    remembers of one of them is not believed any more.
     """
     ledger.save(account)
     served = _served(rows, releases)
@@ -290,7 +268,6 @@ def remember(
 
 
 def _served(rows: Mapping[str, LockedRule], releases: Sequence[Candidate]) -> dict[str, int]:
-    """When each rule was served last, by a number that counts on."""
     served = {name: row.served for name, row in rows.items()}
     clock = max(served.values(), default=0)
     for number, call in enumerate(releases, start=clock + 1):
@@ -299,9 +276,7 @@ def _served(rows: Mapping[str, LockedRule], releases: Sequence[Candidate]) -> di
 
 
 def _is_remembered(rows: Mapping[str, LockedRule], first: str, account: Account) -> bool:
-    """Whether the first row holds already all that is to be remembered, and no more room than is
-    there: that some more is known to be free is not worth a statement.
-    """
+    """Whether the first row says all of it, and no more room than is there."""
     passes, kept = {name: row.passes for name, row in rows.items()}, dict(rows[first].memo)
     fresh, known = account.memo.dump(passes, account.book.version), kept.get("room", {})
     if promises_more(known, fresh["room"]):
@@ -312,16 +287,10 @@ def _is_remembered(rows: Mapping[str, LockedRule], first: str, account: Account)
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass released, and when to look again.
-
-    `opens_in`: seconds until a limit or a hold may let the next call go; None where that is not
-    known. `begun`: what it has begun, which nobody else makes.
-    """
-
     released: list[Candidate] = field(default_factory=list)
     next_look: NextLook = field(default=NextLook())
-    opens_in: float | None = None
-    begun: Begun | None = None
+    opens_in: float | None = None  # seconds until the next call may go; None: it is not known
+    begun: Begun | None = None  # what nobody else makes
 
 
 def release(
@@ -337,11 +306,10 @@ def release(
 ) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing.
 
-    `book`: what is in force (by default it is read), and the settings whose calls may be released;
-    `last`: how many passes before this one had no success; `room`: of whoever makes the calls;
-    `begins`: who does, where that is this process; `maker`: where it makes one call of its own
-    alone, for whose sake the pass is. Where another dispenser holds the group, or the book is not
-    what is in force, nothing is released.
+    `book`: what is in force, and the settings whose calls may be released. `last`: how many passes
+    before had no success. `room`: of whoever makes the calls; `begins`: who does, where that is
+    this process. `maker`: a call of its own, for whose sake the pass is. Nothing is released where
+    another dispenser holds the group, or the book is not what is in force.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _watch(using), int(min(batch, room.most))
@@ -373,7 +341,6 @@ def release(
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
-    """Make the row of every rule that has none yet, and the one of ledger time's frame."""
     ledger_time.make_frame(using)
     rule_rows.ensure(using, rules)
 
@@ -396,12 +363,10 @@ class _Locked:
 
     @property
     def wall(self) -> datetime:
-        """That instant as the database's clock shows it."""
         return from_us(self.now + self.reading.moved)
 
 
 def _watch(using: str) -> ledger_time.Watch:
-    """The watch over the database's clock, which has looked where it wants to."""
     watch = ledger_time.watch(using)
     if watch.wants_look and not database.in_transaction(using):
         watch.look()
@@ -414,9 +379,9 @@ def _lock(
     group: Sequence[str],
     watch: ledger_time.Watch,
 ) -> _Locked | None:
-    """Lock the rules' rows, and read them and the clock; None where somebody else has locked one,
-    or the clock has jumped, or may have, or nobody here knows one of their limits. Outdated where
-    the book is not what is in force.
+    """Lock the rules' rows, and read them and the clock; None where somebody has locked one, the
+    clock has jumped, or may have, or nobody here knows one of their limits. Outdated where the book
+    is not what is in force.
     """
     if not book.unreadable.isdisjoint(group):
         return None
@@ -467,9 +432,10 @@ def _make(
     begins: Begins | None,
     own: _Own | None,
 ) -> tuple[Pass, Mapping[int, str]]:
-    """Count unless enough is known to be free, choose, charge, remember and conclude; and the calls
-    that no instant will ever admit, by id, and why.
+    """Count unless enough is known to be free, choose, charge, conclude; and what never fits, by
+    id.
     """
+    using, book = locked.using, locked.book
     served = {rule: row.served for rule, row in locked.rows.items()}
     sake = None if own is None else (own.maker.rule, own.maker.priority)
     lead = LEAD if own is None else own.maker.lead
@@ -482,8 +448,8 @@ def _make(
         plan = found if is_few and not found.wait.on_answer else None
     if plan is None:
         account, held = _counted(locked, lead)
-        if own is not None and own.maker.is_new:
-            _tell_of_own_key(own, held, locked)
+        if own is not None and own.maker.is_new and held.rules_in_turn(book, [own.maker.rule]):
+            ready_calls.tell_of_keys(using, [own.id])
         plan = choose(account, held, served, batch, sake, room)
     rows = charge(account, plan.releases, locked.wall, begins, own)
     begun = Begun(rows, locked.reading) if rows else None
@@ -494,9 +460,7 @@ def _make(
 
 
 def _account(locked: _Locked, lead: float) -> Account:
-    """An account of what the limits may be charged with up to `lead` seconds ahead, with nothing
-    read.
-    """
+    """An account of the limits up to `lead` seconds ahead, with nothing read."""
     kept = {rule: (row.passes, row.memo) for rule, row in locked.rows.items()}
     memo = Memo.load(locked.group, kept, locked.book.version)
     until, moved = locked.now + round(lead * SECOND), locked.reading.moved
@@ -505,9 +469,7 @@ def _account(locked: _Locked, lead: float) -> Account:
 
 
 def _knows_enough(account: Account, locked: _Locked) -> bool:
-    """Whether room is known that nothing has made less, and what is open at most is so little that
-    no queue's workers may be behind.
-    """
+    """Whether known room is believed, and so little is open that no workers may be behind."""
     is_corrected = any(row.is_corrected for row in locked.rows.values())
     return (
         not is_corrected
@@ -518,7 +480,6 @@ def _knows_enough(account: Account, locked: _Locked) -> bool:
 
 
 def _counted(locked: _Locked, lead: float) -> tuple[Account, Held]:
-    """An account of what the limits are charged with now, and what is held."""
     account = _account(locked, lead)
     account.read(has_corrections=any(row.is_corrected for row in locked.rows.values()))
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
@@ -527,17 +488,11 @@ def _counted(locked: _Locked, lead: float) -> tuple[Account, Held]:
     return account, held
 
 
-def _tell_of_own_key(own: _Own, held: Held, locked: _Locked) -> None:
-    """Give news of the key of a call that this pass has inserted, where keys take turns."""
-    if held.rules_in_turn(locked.book, [own.maker.rule]):
-        ready_calls.tell_of_keys(locked.using, [own.id])
-
-
 def _conclude(
     account: Account, held: Held, plan: Plan, begun: Begun | None, batch: int, last: Streak
 ) -> Pass:
-    """When the group is looked at again: half of LEAD before the first blocked call may go, and
-    where an operator alone knows when, every REVIEW.
+    """Half of LEAD before the first blocked call may go; where an operator knows when, every
+    REVIEW.
     """
     gone, released = len(plan.releases), _released(account, plan.releases)
     wait, opens_in = plan.wait, None

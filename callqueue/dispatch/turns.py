@@ -1,8 +1,4 @@
-"""Whose turn it is in a pass, where keys have limits or holds of their own.
-
-Within a priority the keys take turns, and a key that may not go is not looked at until it may.
-Callers hold the lock of the rules' rows.
-"""
+"""Whose turn it is in a pass, where keys have limits or holds of their own."""
 
 from __future__ import annotations
 
@@ -46,9 +42,7 @@ class KeysInTurn:
             self._begin()
 
     def candidates(self, rule: str, count: int, least: int = -TOP) -> tuple[list[Candidate], Wait]:
-        """Candidates of the next keys of a rule that lets `count` calls go, of priority `least` or
-        higher, and whether keys are left that were not looked at.
-        """
+        """Candidates of the next keys of a rule that lets `count` go; whether keys are left."""
         self.rules.append(rule)
         most = min(KEYS, max(FEWEST, 2 * count))
         listed = self._look_at(rule, most, least)
@@ -63,9 +57,7 @@ class KeysInTurn:
         return found, Wait(is_unfinished=is_full and count > most)
 
     def settle(self, made: Plan) -> Wait:
-        """After the plan: a key that was served goes behind the others, and one that is blocked is
-        not looked at until it no longer is. What the keys wait for.
-        """
+        """After the plan: served keys go behind the others; what the blocked ones wait for."""
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
         for candidate, budget in made.kept_back:
@@ -84,10 +76,8 @@ class KeysInTurn:
         )
 
     def _begin(self) -> None:
-        """Give turns to the keys of which there is news; of a rule whose keys took no turns by
-        these settings, to all that have calls ready. And let the keys be looked at again that need
-        not wait any more, for all that is known.
-        """
+        # Turns for the keys of which there is news, and for all that have calls ready of a rule
+        # whose keys took none by these settings.
         memo, tallies = self.account.memo, self.account.tallies.values()
         begun = {rule: ready_calls.FIRST for rule in self.in_turn if rule not in memo.in_turn}
         last = {
@@ -126,17 +116,14 @@ class KeysInTurn:
         return {turn: min(n, share) for turn, n in counts.items()}
 
     def _room_of(self, rule: str, turn: Turn, count: int) -> int:
-        """How many calls of cost 1 the key's own limits let go; where one lets none go, the key is
-        blocked on that one. Of other units, one more than may go if each costs some: so it is seen
-        what that one waits for.
-        """
+        """Calls of cost 1 that the key's limits let go; at 0 it is blocked."""
         least = count
         for budget in self.account.book.budgets[rule]:
             if budget.limit.is_keyed:
                 value = budget.value_of(turn.key, "")
                 meter = self.account.meter(budget, value)
                 n = planning.most_that_fits(meter, self.account.until, least)
-                if budget.limit.unit != "calls":
+                if budget.limit.unit != "calls":  # one more, to see what that one waits for
                     n += 1
                     if n < least:
                         self._cut[rule, *turn.pair] = n
@@ -159,7 +146,6 @@ class KeysInTurn:
         return found, without
 
     def _block(self, turn: Turn, budget: Budget, value: str, cost: int) -> None:
-        """Note what a key waits for: room in a budget, at a known instant or not, or an answer."""
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
             self._blocked[turn.pk] = (
@@ -176,7 +162,6 @@ class KeysInTurn:
             self._blocked[turn.pk] = (ready_calls.waits_for_room(scope), instant)
 
     def _block_by_hold(self, turn: Turn, hold: holds.InForce) -> None:
-        """Note that a key waits for the end of a hold, which may be lifted before."""
         until = self.now + ready_calls.LIFTED
         if hold.until is not None:
             until = min(until, to_us(hold.until))
@@ -192,7 +177,6 @@ class KeysInTurn:
         ready_calls.save(self.using, served, self._blocked, self._spent)
 
     def _wakes_at(self) -> Us | None:
-        """When a key that waits is to be looked at, or charges leave a budget keys wait for."""
         instants = [ready_calls.next_wake(self.using, self.rules)]
         for tallies in self.account.tallies.values():
             if tallies.limit.is_keyed and not set(tallies.budget.rules).isdisjoint(self.rules):
@@ -201,7 +185,6 @@ class KeysInTurn:
 
 
 def _freed(account: Account) -> set[str]:
-    """Now, or before the pass's last instant: room that attempts left, and answers."""
     freed = {
         ready_calls.waits_for_room((one.budget.id, value))
         for one in account.tallies.values()
