@@ -1,11 +1,9 @@
 """One request on its way: what it may do and when it must have ended, the addresses of its host,
 and the connection to one of them.
 
-A request enters by the wire's pools; the head of an answer leaves, its body still to be read within
-the trip's bounds, or Failed with the reason. In this order: compose, resolve, connect, pass the
-gate, send, await the answer. Every address of a name may be called, and what was checked is what is
-connected to; nothing is sent before the gate has been passed; nothing of a request is delivered
-once it was given up. Texts of errors are safe to show: they repeat no header, body or query.
+In this order: compose, resolve, connect, pass the gate, send, await the answer. What was checked is
+what is connected to; nothing is sent before the gate has been passed; nothing of a request is
+delivered once it was given up. Texts of errors repeat no header, body or query.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import sys
 import time
 from contextlib import suppress
 from email.parser import Parser
+from functools import partial
 from http.client import (
     HTTPException,
     HTTPMessage,
@@ -110,15 +109,11 @@ class Timeouts(NamedTuple):
 
 
 class Gate:
-    """What a request passes just before its first byte. This gate is always open.
+    """What a request passes just before its first byte. This gate is always open."""
 
-    `sent_at` is clocks.monotonic() just after the last byte of the request; None where no byte of
-    it may have reached the network. `ends` is when the request must have ended, on that clock,
-    whatever its timeouts say.
-    """
-
+    # just after the last byte; None: no byte may have reached the network
     sent_at: Mono | None = None
-    ends: float = math.inf
+    ends: float = math.inf  # when the request must have ended, whatever its timeouts say
     is_passed = False  # something was sent, or is about to be
     is_whole = False  # the last byte has left
     arrived: Mono | None = None  # when the other side had all of it, as far as that is known
@@ -138,8 +133,8 @@ class Gate:
     def wait(self) -> None:
         """Return when the first byte may go, or raise Dropped. Called connected and composed.
 
-        The time spent here counts against no timeout. Called once more where the server hung up
-        meanwhile: then nothing has been sent, and there is a new connection.
+        The time spent here counts against no timeout. Called once more, with a new connection,
+        where the server hung up meanwhile.
         """
 
 
@@ -183,7 +178,6 @@ class Trip:
         return waited
 
     def why_late(self, name: str, bound: float) -> str:
-        """Which timeout it was that struck just now."""
         return self._whole() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
 
     def _whole(self) -> str:
@@ -192,9 +186,7 @@ class Trip:
         return f"the total timeout of {self.timeouts.total:g} s"
 
     def took(self, count: int) -> None:
-        """Count a read or a chunk of the answer, each of which costs much the same whatever it
-        brings, and its bytes. Flooded where there are too many, or hardly any of it is body.
-        """
+        """Count a read or chunk of the answer, and its bytes. Flooded where hardly any is body."""
         self._off_network += count
         self._turns += 1
         if self._off_network - self.kept > WASTE + self._off_network // 4:
@@ -218,7 +210,6 @@ class Connection(HTTPConnection):
     def request(
         self, method: str, url: str, body: Any = None, headers: Any = None, **more: Any
     ) -> None:
-        """Compose, connect where needed, pass the gate, send."""
         trip = self.trip
         self._outgoing: list[bytes] = []
         sock: Any = self.sock
@@ -324,10 +315,8 @@ class Connection(HTTPConnection):
             data = data[count:]
 
     def has_arrived(self) -> bool:
-        """Whether the other side's kernel has confirmed every byte; True where this system cannot
-        tell. Any thread may ask, so the socket may be closed by now: then it is False.
-        """
-        if _UNCONFIRMED is None:
+        # Any thread may ask, so the socket may be closed by now: then it is False.
+        if _UNCONFIRMED is None:  # this system cannot tell
             return True
         try:
             return not int.from_bytes(fcntl.ioctl(self.sock, _UNCONFIRMED, bytes(4)), sys.byteorder)
@@ -431,11 +420,11 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
 
 
 def _looked_up(host: str, port: int, trip: Trip) -> list[Any]:
-    """getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs. Those
-    of one name are bounded in number, and keep no other name from being tried.
-    """
+    # getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs. Those
+    # of one name are bounded in number, and keep no other name from being tried.
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        return list(aside.within(trip.left(), f"lookup {host}", lambda: _look_up(host, port)))
+        return list(aside.within(trip.left(), f"lookup {host}", ask))
     except (aside.LeftBehind, TimeoutError) as error:
         late = f"took longer than {trip.why_late('total', trip.timeouts.total)}"
         late = f"is not tried: {error}" if isinstance(error, aside.TooMany) else late
@@ -444,10 +433,6 @@ def _looked_up(host: str, port: int, trip: Trip) -> list[Any]:
         if want := starved(error):
             raise Starved(want) from None
         raise Failed(f"the name {host} does not resolve: {reason_of(error)}") from None
-
-
-def _look_up(host: str, port: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 # --- Answers
@@ -462,7 +447,6 @@ class _Reader(io.RawIOBase):
         self._raw = sock.makefile("rb", buffering=0)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """What http.client asks of a socket."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:

@@ -1,9 +1,7 @@
-"""Makes calls in this thread, one after the other: claim, make, record.
+"""Makes calls in this thread, one after the other: claim, make, record. Never retries by itself.
 
-In: the ids of released attempts. Out: their ends, in the database. Here run the calls that are not
-HTTP, and all calls of tasks that run eagerly and of the testing kit; a worker's HTTP calls are made
-by its flight. An attempt is begun by one worker only, and what a worker records counts only while
-the attempt is still its own. Never retries by itself.
+Here run the calls that are not HTTP, and all calls of tasks that run eagerly and of the testing
+kit; a worker's HTTP calls are made by its flight.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ LOCKED = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between looks at attempts that so
 
 
 def execute(using: str, attempt_ids: Sequence[int]) -> int:
-    """Make the calls of these attempts, those that are still to be begun; the count of them, once
-    all are recorded.
+    """Make the calls of these attempts, those that are still to be begun; the count, once all are
+    recorded.
 
     Whatever is raised in this thread, what has been sent is recorded and what has not is given
     back; then it is raised again.
@@ -47,7 +45,6 @@ class _Message:
         self.owed: list[Result] = []
 
     def make(self) -> int:
-        """Begin, make and record them; the count of those begun."""
         self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
         make = telemetry.traced(request.make)
         self._record([judging.unfit(job) for job in self.jobs if job.unfit is not None])
@@ -59,7 +56,6 @@ class _Message:
         return len(self.jobs)
 
     def leave(self, struck: BaseException) -> None:
-        """Give back what was not sent, and record what was."""
         database.close_all()  # what struck may have done so in the middle of an answer
         if self.jobs is None and recorder.interruption(struck) is not None:
             self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)

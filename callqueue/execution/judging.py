@@ -1,12 +1,10 @@
 """Judges what came back of a call: by the rule's own `classify`, else by the default verdict, with
-what a provider that refuses says of its limits in headers: Retry-After, and the families
-`...RateLimit...-Remaining` and `-Reset`.
+what a provider says of its limits in headers: Retry-After, `...RateLimit...-Remaining` and
+`-Reset`.
 
-In: a job and its answer, or what its handler returned, or what went wrong. Out: the result that is
-recorded, with the hold that the provider asked for and what the attempt costs after all. Writes
-nothing; what a rule's hooks raise is a note. What a provider says may only tighten what the limits
-say, lasts at most `max_hold`, and never raises, whatever it is. Only a refusal is a reason to hold:
-a success with which nothing remains says what the limits know, later than they do.
+Writes nothing. What a rule's hooks raise is a note. What a provider says may only tighten what the
+limits say, lasts at most `max_hold`, and never raises. Only a refusal is a reason to hold: a
+success with which nothing remains says what the limits know.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ ELSEWHERE = timedelta(seconds=10)  # until a call is released again that workers
 
 
 def of_answer(job: Job, answer: Answer) -> Result:
-    """The result of an HTTP request, however far it got."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     sent_at, arrived = None, answer.sent_at
     if arrived is not None and job.gate is not None:
@@ -48,7 +45,6 @@ def of_answer(job: Job, answer: Answer) -> Result:
 
 
 def of_value(job: Job, value: object) -> Result:
-    """The result of what a handler returned: an outcome, or what is kept of a success."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     verdict = value if isinstance(value, outcome.OUTCOMES) else Succeeded(value)
     return _judged(job, verdict, job.wall(ended_at)).at(ended_at, ended_mono)
@@ -57,19 +53,16 @@ def of_value(job: Job, value: object) -> Result:
 def failed(job: Job, why: str) -> Result:
     """Nothing was sent, or a handler failed: retried under the rule's Retry."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    now = job.wall(ended_at)
-    return transitions.after_failure(job, why, now).at(ended_at, ended_mono)
+    return transitions.after_failure(job, why, job.wall(ended_at)).at(ended_at, ended_mono)
 
 
 def lost(job: Job, why: str) -> Result:
     """Sent, and no answer: the rule's `on_lost` decides."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    now = job.wall(ended_at)
-    return transitions.after_loss(job, why, now).at(ended_at, ended_mono)
+    return transitions.after_loss(job, why, job.wall(ended_at)).at(ended_at, ended_mono)
 
 
 def unfit(job: Job) -> Result:
-    """The result of a job that cannot be made any more."""
     if job.unfit == claim.EXPIRED:
         return transitions.after_expiry(job).at(job.now(), Mono(0.0))
     if job.unfit == claim.NEWER:
@@ -99,14 +92,12 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
 
 
 def _of_response(job: Job, response: Any, cut: str, now: datetime) -> Result:
-    """The result of an answer, with what it costs after all. `cut`: why the body is not whole."""
     result = _classified(job, response, cut, now)
     result.cost = _settled(job, response)
     return result
 
 
 def _cut(answer: Answer) -> str:
-    """Why the body is not whole; empty where it is."""
     if answer.broken:
         return answer.error or "the body broke off"
     most = conf.current().max_response_bytes
@@ -114,7 +105,6 @@ def _cut(answer: Answer) -> str:
 
 
 def _classified(job: Job, response: Any, cut: str, now: datetime) -> Result:
-    """The rule's own verdict where it has one; else the default, and a note of what went wrong."""
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
@@ -156,8 +146,8 @@ def _judged(job: Job, verdict: Outcome, now: datetime, note: str = "") -> Result
 
 
 def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
-    """The hold that a verdict asks for, as the arguments of `holds.lay`: at most `max_hold` long. A
-    hold that names no time to come lasts for the rule's backoff, and makes none longer that is in
+    """The hold that a verdict asks for, as the arguments of `holds.lay`: at most `max_hold` long.
+    One that names no time to come lasts for the rule's backoff, and makes none longer that is in
     force.
     """
     retry, seconds = job.sound_rule.retry, _seconds(verdict.until, now)
@@ -190,7 +180,6 @@ def _scope(job: Job, scope: str | None) -> tuple[str, str]:
 
 
 def _settled(job: Job, response: Any) -> Any:
-    """What the attempt is charged after all, as the rule settles it; None: as it was charged."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
@@ -211,12 +200,10 @@ _FAMILY = re.compile(r"rate-?limit")
 
 
 class Advice(NamedTuple):
-    """What the headers say. `until_s`: for how many seconds from now nothing is to go, None where
-    they name no time; `note` says of it what was unusable or clamped, in no words of theirs.
-    """
+    """What the headers say."""
 
-    until_s: float | None = None
-    note: str = ""
+    until_s: float | None = None  # seconds from now for which nothing is to go
+    note: str = ""  # what was unusable or clamped, in no words of theirs
 
 
 def verdict(
@@ -230,8 +217,7 @@ def verdict(
     """The default verdict on an answer: success, a hold, a retry or the end.
 
     A throttled answer is a 429 (RFC 6585 section 4), or a 503 with Retry-After (RFC 9110 section
-    15.6.4); what else a provider means by it, the rule's `classify` knows. Without a usable time
-    the hold lasts as long as the rule's backoff (None).
+    15.6.4). Without a usable time the hold lasts as long as the rule's backoff (None).
     """
     if 200 <= status < 300:
         return Succeeded()
@@ -246,10 +232,8 @@ def verdict(
 
 
 def retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
-    """Retry-After (RFC 9110 section 10.2.3): seconds, or an HTTP date.
-
-    A date counts from the answer's own Date where there is a sane one, since the provider's clock
-    wrote both.
+    """Retry-After (RFC 9110 section 10.2.3): seconds, or an HTTP date, which counts from the
+    answer's own sane Date, since the provider's clock wrote both.
     """
     plain = _plain(headers)
     if not (value := plain.get("retry-after")):

@@ -1,10 +1,7 @@
-"""Record: writes what came of attempts, for those that are still this worker's own, and has it
-announced.
+"""Record: writes what came of attempts that are still this worker's own, and has it announced.
 
-In: results, with nothing secret in them. Attempts and calls are written in one transaction, a
-statement each for any number of them, and for as long as a lease still runs: the answers are in
-hand. A call that somebody has locked is not waited for, and a result that cannot be stored keeps
-none of the others from it.
+Attempts and calls are written in one transaction, a statement each for any number, tried again for
+as long as a lease runs. A call that somebody has locked is not waited for.
 """
 
 from __future__ import annotations
@@ -39,9 +36,8 @@ NOTHING: Mapping[str, Any] = {
 
 
 def record(using: str, ended: Sequence[Result]) -> None:
-    """Record, and keep trying while the database is away and a lease still runs.
-
-    A result that cannot be stored keeps none of the others from it.
+    """Record, and keep trying while the database is away and a lease still runs. A result that
+    cannot be stored keeps none of the others from it.
     """
     pause = 0.05
     while True:
@@ -95,7 +91,7 @@ def lay(using: str, result: Result) -> None:
 
 
 def _sharers(using: str, rule: str, per: str) -> list[str]:
-    """Those that share a budget of that scope with this one, in force. One statement."""
+    """The rules that share a budget of that scope with this one, in force. One statement."""
     budgets = settings.book_in_force(using).budgets.get(rule, ())
     sharing = {other for b in budgets if b.limit.per == per and b.limit.name for other in b.rules}
     return sorted(sharing | {rule})
@@ -116,7 +112,6 @@ def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pa
 
 
 def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None:
-    """Record each result by itself, and one that cannot be stored without its texts."""
     if len(ended) > 1:
         for result in ended:
             record(using, [result])
@@ -145,7 +140,7 @@ def unstorable(result: Result, error: Exception) -> None:
 
 
 def interruption(raised: BaseException | None) -> BaseException | None:
-    """Even if something went wrong because of it; None where this thread failed by itself."""
+    """What struck this thread from outside, perhaps behind this; None where it failed by itself."""
     while isinstance(raised, Exception) and not isinstance(raised, SoftTimeLimitExceeded):
         raised = raised.__context__
     return raised
@@ -153,8 +148,7 @@ def interruption(raised: BaseException | None) -> BaseException | None:
 
 def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
     """The columns of an attempt that costs something else than it was charged, or ended long ago:
-    the mark for the next pass, which knows what is tallied, and what it was charged. Empty for
-    others.
+    the mark for the next pass, which knows what is tallied. Empty for others.
     """
     if charged == cost and outcome != states.VOIDED and not is_late:
         return {}
@@ -195,8 +189,7 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
 
 
 def _instants(result: Result, reading: Reading) -> tuple[datetime | None, datetime]:
-    """When it was sent and answered, in ledger time as it is now."""
-    if result.ended_at is None:
+    if result.ended_at is None:  # in ledger time as it is now
         return result.sent_at, from_us(reading.at)
     by = astray(result, reading)
     return (result.sent_at + by if result.sent_at else None), result.ended_at + by

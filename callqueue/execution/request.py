@@ -1,8 +1,6 @@
 """Makes one call: its HTTP request, or what its method's handler does, once its slot has opened.
-And says what is kept of the answer, with nothing secret in it.
-
-In: a job that is fit. Out: its result, which whoever records only writes. Never retries by itself,
-and never raises: whatever a hook or a handler raises is that call's failure.
+And says what is kept of the answer, with nothing secret in it. Never retries by itself, and never
+raises: whatever a hook or a handler raises is that call's failure.
 """
 
 from __future__ import annotations
@@ -46,20 +44,18 @@ _waits: dict[str, float] = {}
 
 
 def expected_wait(rule: str) -> float:
-    """For how many seconds an answer is waited for, as long as it takes as long as the last one."""
+    """Seconds that an answer is waited for, if it takes as long as the last one."""
     return _waits.get(rule, SLOW)
 
 
 class SlotGate(wire.Gate):
-    """The last door before the socket: waits for the instant to send at, and lets nothing through
-    that may outlive the lease.
-    """
+    """Waits for the instant to send at, and lets nothing through that may outlive the lease."""
 
     def __init__(self, job: Job) -> None:
         self._job, self.ends = job, job.lease_ends
 
     def wait(self) -> None:
-        """Sleep until it is begun for certain, and its slot opens, on the database's clock, erring
+        """Sleep until it is begun for certain, and its slot opens by the database's clock, erring
         late.
         """
         if self._job.clearance is not None and not self._job.clearance.wait():
@@ -86,9 +82,7 @@ class SlotGate(wire.Gate):
 
 
 def make(job: Job) -> Result:
-    """Make one call, and say what came of it. Never raises: what a hook or a handler raises,
-    SystemExit too, is its call's.
-    """
+    """Make one call, and say what came of it."""
     try:
         call = job.call
         params, values = disclose(call.method, job.params, rule=call.rule, key=call.key)
@@ -129,7 +123,6 @@ def _given_back(job: Job, dropped: wire.Dropped) -> Result:
 
 
 def _requested(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
-    """Make an HTTP call within the rule's timeouts."""
     rule = job.sound_rule
     timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
@@ -144,8 +137,8 @@ def _requested(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answe
 
 
 def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, with the rule's idempotency header where the method changes something and the
-    call names no such header itself, in whatever case.
+    """With the rule's idempotency header, where the method changes something and the call names no
+    such header itself.
     """
     params, header = dict(given), job.sound_rule.idempotency_header
     own = params.get("headers") or {}
@@ -165,7 +158,6 @@ def _policy(job: Job) -> wire.Policy:
 
 
 def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
-    """Let the method's handler make the call; what it returns."""
     call, handler = job.call, find(job.call.method)
     if want := starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
@@ -190,11 +182,9 @@ def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
 
 
 def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
-    """The result with nothing secret in its texts, nor in what is kept of its answer: these values,
-    and whatever looks like a credential.
-
-    What a hook, a handler or a provider said may repeat what it was given, so its texts lose the
-    call's own strings too: they are logged, and are not encrypted.
+    """The result with no secret in its texts, nor in what is kept of its answer: these values, and
+    whatever looks like a credential. Its texts lose the call's own strings too: they are logged,
+    and are not encrypted.
     """
     hold = result.hold or {"reason": ""}
     said = {result.error, result.why, hold["reason"]} - {""}
@@ -212,9 +202,8 @@ def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
 
 
 def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
-    """The columns of what was answered. A large answer is cleaned in its rule's turn: all threads
-    of a process share one interpreter, and whoever wrote an answer decides what it costs to clean.
-    One whose turn does not come while there is time is not kept.
+    """The columns of what was answered. A large answer is cleaned in its rule's turn, since whoever
+    wrote it decides what that costs; one whose turn does not come in time is not kept.
     """
     job, response = result.job, result.response
     if response is None:
@@ -255,7 +244,6 @@ def _cut(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
 
 
 def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> dict[str, str]:
-    """The headers without secrets, cut again."""
     if values and holds("\n".join([*kept, *kept.values()]), values):
         long = {withhold(name, values) for name in long}
         kept = {withhold(name, values): withhold(text, values) for name, text in kept.items()}
@@ -268,7 +256,6 @@ def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> d
 def _body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The columns of a body. One that is cut is told of in the attempt's text."""
     most = conf.current().keep(result.job.rule)
     size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
     text = _without_secrets(content, charset, most, values)

@@ -1,8 +1,6 @@
 """What this process lacks to make calls: descriptors, threads, memory of the kernel's. It takes no
-more calls for a while, and never more than it has descriptors for; others may have them meanwhile.
-
-In: that a call was not sent for such a want. Out: whether to take calls now, and how many at most.
-The call is given back; no attempt is used up.
+more for a while, and never more than it has descriptors for. The call is given back; no attempt is
+used up.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ _WANTS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Pause:
-    """For how long this process takes no calls. Any thread may begin one."""
-
     def __init__(self) -> None:
         self._until = self._said = -math.inf
         self._seconds = FIRST
@@ -64,7 +60,6 @@ pause = Pause()
 
 
 def most() -> float:
-    """How many calls in flight this process has descriptors for."""
     if resource is None:
         return math.inf
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -82,9 +77,7 @@ def _open(pid: int) -> int:
 
 
 def starved(error: BaseException | None = None) -> str | None:
-    """What to say where nothing was sent, if this error came of what this process lacks:
-    descriptors, threads, memory of the kernel's. None where it did not.
-    """
+    """What to say if this error came of what this process lacks, so nothing was sent; else None."""
     why = _want(error)
     if why is None:
         try:  # what a resolver or a library says without descriptors often names another reason

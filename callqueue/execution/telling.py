@@ -1,9 +1,7 @@
 """Tells the ledger when calls were sent that are not answered yet, so that they age meanwhile.
 
-In: the jobs that are under way, every TELL seconds, from whoever runs them. Out: `sent_at` of their
-attempts, in one statement. Told is what no answer can change any more: a whole request that the
-other side has, to which no second one can follow. What is not told stays charged until it is
-answered, so nothing is lost where telling fails.
+Told is what no answer can change any more: a whole request that the other side has, to which no
+second one can follow. What is not told stays charged until it is answered.
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ AWAY = 5.0  # seconds until the next try, where the database is away
 
 
 def tell(using: str, under_way: Iterable[Job]) -> int | None:
-    """Tell the ledger of those of these calls that are slow and have arrived; the count of them,
-    None where the database is away. No statement where there are none.
-    """
+    """Tell of those of these calls that are slow and have arrived; the count, None: no database."""
     now = clocks.monotonic()
     slow = (job for job in under_way if _is_slow(job.gate, now))
     jobs = sorted(slow, key=lambda job: job.attempt.id)

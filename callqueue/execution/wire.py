@@ -1,10 +1,9 @@
 """The wire: makes one HTTP request, bounded in time, bytes and reach, and tells exactly how far it
 got.
 
-Params as requests.request takes them enter, with what may be called and how long it may take; an
-Answer leaves. requests composes, urllib3's pools keep connections for a moment. Never retries,
-never follows a redirect, never keeps cookies between calls, never reads proxies or passwords from
-the environment, and never raises for what a network or a server did.
+requests composes, urllib3's pools keep connections for a moment. Never retries, never follows a
+redirect, keeps no cookies, reads no proxies or passwords from the environment, and never raises for
+what a network or a server did.
 """
 
 from __future__ import annotations
@@ -90,11 +89,8 @@ def request(
     timeouts: Timeouts,
     gate: Gate | None = None,
 ) -> Answer:
-    """Make the call. `params`: url, params, data, json, headers, cookies, auth, as requests.request
-    takes them.
-
-    A redirect is an answer like any other: none is followed. Whatever the gate raises besides
-    Dropped is raised.
+    """Make the call, `params` as requests.request takes them. Raises what the gate does but
+    Dropped.
     """
     gate = Gate() if gate is None else gate
     trip, answer, may_be_sent = Trip(timeouts, gate, policy), Answer(None, None), False
@@ -142,7 +138,6 @@ def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedReques
 
 @lru_cache(maxsize=256)
 def _prepared_url(url: str) -> str | None:
-    """As requests prepares it. Many calls go to few URLs."""
     prepared = requests.PreparedRequest()
     prepared.prepare_url(url, None)
     return prepared.url
@@ -178,7 +173,6 @@ class _Idle(deque[Connection]):
             raise queue.Empty from None
 
     def close_older(self, at: float) -> None:
-        """Close those that are idle since before that."""
         with suppress(IndexError):
             while self[0].idle_since < at:
                 self.popleft().close()
@@ -225,7 +219,6 @@ _pools: dict[tuple[Place, bool | str, tuple[str, ...]], _Pool] = {}
 
 
 def pool_of(place: Place, policy: Policy) -> _Pool:
-    """The pool of calls to this place under this policy."""
     key = (place, policy.verify, policy.allowed_networks)
     pool = _pools.get(key)
     if pool is None:
@@ -302,19 +295,18 @@ _session.mount("https://", _Adapter(max_retries=0))
 
 
 def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> None:
-    """The request and its answer, body read. Whatever is raised, `answer` says how far this got. A
-    test may have put an adapter in ours' place. `elapsed` is without the time in the gate.
-    """
+    """The request and its answer, body read. Whatever is raised, `answer` says how far this got."""
     url = prepared.url or ""
     here.place, here.trip = _judged(url, trip.policy), trip
     began = now()
     try:
+        # a test may have put an adapter in ours' place
         response = _session.get_adapter(url).send(
             prepared, stream=True, verify=trip.policy.verify, proxies={}
         )
     finally:
         del here.trip
-    response.elapsed = timedelta(seconds=now() - began - trip.in_gate)
+    response.elapsed = timedelta(seconds=now() - began - trip.in_gate)  # without time in the gate
     # what a hook reads as text is looked up by no name of the server's
     if response.encoding is not None:
         response.encoding = charset(response.encoding)
@@ -326,7 +318,6 @@ def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> Non
 
 
 def _read(response: requests.Response, trip: Trip, answer: Answer) -> None:
-    """Read the decoded body, at most `max_response_bytes` of it."""
     raw, limit = response.raw, trip.policy.max_response_bytes
     response._content_consumed = True  # type: ignore[attr-defined]
     if raw is None:  # an answer that a test has made up
