@@ -1,6 +1,4 @@
-"""The only place that knows database vendors: PostgreSQL, MariaDB, MySQL and SQLite behave alike
-behind these functions. It imports no driver.
-"""
+"""The only place that knows database vendors. It imports no driver."""
 
 # ruff: noqa: F401
 # mypy: implicit-reexport

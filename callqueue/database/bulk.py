@@ -1,9 +1,8 @@
 """Many rows at once: in batches, inserted in one statement, changed or deleted by their keys.
 
 On PostgreSQL all rows are one parameter of one statement: Django's bulk_create takes five times as
-long. Elsewhere they are inserted by it, and changed and deleted one after the other. Its
-bulk_update writes a CASE of all rows for every column, and knows neither a condition (here the
-fence that keeps a lost worker from writing) nor rows that are locked.
+long. Its bulk_update writes a CASE of all rows for every column, and knows neither a condition
+(here the fence that keeps a lost worker from writing) nor rows that are locked.
 """
 
 from __future__ import annotations
@@ -52,11 +51,8 @@ M = TypeVar("M", bound=models.Model)
 
 
 def in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
-    """The primary keys of `rows` in their order, `size` at a time, each batch read when it is asked
-    for.
-
-    Rows that the caller changes meanwhile, so that they are no more among `rows`, are not missed
-    for that.
+    """Primary keys in order, `size` at a time, each batch read when it is asked for. Rows that the
+    caller changes meanwhile, so that they are no more among `rows`, are not missed.
     """
     if rows.query.is_sliced:
         pks = sorted(rows.values_list("pk", flat=True))
@@ -70,27 +66,20 @@ def in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Shape:
-    """Some fields of a model, and how their values are written: PostgreSQL reads all rows from one
-    parameter, a JSON document. Binding every value apart would cost as much again as the statement.
-    A shape is kept: asking Django for the fields' types takes longer than writing them.
-
-    `unready` prepares the values that JSON has another form for, `sealed` are the fields that are
-    encrypted for their row, which the primary key names. Each has its place among `fields` before
-    it. `columns` are quoted.
+    """Some fields of a model, and how their values become one JSON document. Kept: it costs to
+    make.
     """
 
     fields: tuple[Any, ...]
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # quoted
+    # by its place, what prepares values that JSON has another form for
     unready: tuple[tuple[int, Callable[[Any], Any]], ...]
-    sealed: tuple[tuple[int, Any], ...]
+    sealed: tuple[tuple[int, Any], ...]  # by its place, encrypted for the row of the primary key
     names: tuple[str, ...]
     types: str
 
     def recordset(self, values: Sequence[list[Any]]) -> tuple[str, list[Any]]:
-        """The rows as a table `v` in PostgreSQL, with the columns v0, v1, ..., and its parameter.
-
-        Changes the lists in `values`.
-        """
+        """The rows as a table `v` (v0, v1, ...), and its parameter. Changes `values`."""
         for one in values:
             for i, prepare in self.unready:
                 one[i] = prepare(one[i])
@@ -105,9 +94,7 @@ class Shape:
 
 
 def _document(records: list[dict[str, Any]]) -> str:
-    """The records as JSON that PostgreSQL keeps. One look through the document costs a tenth of a
-    look at every text before.
-    """
+    # One look through the document costs a tenth of a look at every text before.
     document = json.dumps(records, default=str)
     if "\\u0000" in document or "\\ud" in document:
         return json.dumps(storable_json(records), default=str)
@@ -136,7 +123,6 @@ def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shap
 
 
 def _preparing(using: str, field: Any) -> Callable[[Any], Any]:
-    """What prepares a field's values for a JSON document: its own `in_document`, or Django."""
     if hasattr(field, "in_document"):
         return field.in_document  # type: ignore[no-any-return]
     return lambda value: _bare(field.get_db_prep_save(value, connections[using]))
@@ -148,9 +134,7 @@ def _bare(value: Any) -> Any:
 
 
 def new_object(model: type[M], values: Mapping[str, Any]) -> M:
-    """An unsaved object, as `model(**values)` makes it at a multiple of the cost: for models of
-    which thousands are made at once. What is not given is the field's default.
-    """
+    """An unsaved object, as `model(**values)` makes it at a multiple of the cost."""
     defaults, makers = _defaults(model)
     made = {name: make() for name, make in makers.items() if name not in values}
     if pre_init.receivers or post_init.receivers:
@@ -162,9 +146,7 @@ def new_object(model: type[M], values: Mapping[str, Any]) -> M:
 
 
 def read_object(model: type[M], using: str, values: Mapping[str, Any]) -> M:
-    """The object of a row of which these columns were read, as `only` makes it at a multiple of the
-    cost.
-    """
+    """The object of a row's columns, as `only` makes it at a multiple of the cost."""
     one = model.__new__(model)
     one.__dict__.update(values, _state=ModelState())
     one._state.adding, one._state.db = False, using
@@ -173,9 +155,7 @@ def read_object(model: type[M], using: str, values: Mapping[str, Any]) -> M:
 
 @cache
 def _defaults(model: type[models.Model]) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
-    """The default of every field by its name, in the fields' order; and what makes it, where each
-    object is to have one of its own, or where a test kit's clock may stand in.
-    """
+    """Every field's default, in order; and what makes it, where each object has one of its own."""
     fields = model._meta.concrete_fields
     makers = {
         f.attname: f.get_default
@@ -227,7 +207,7 @@ def insert_objects(
 
 
 def _fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[Any]]:
-    """The fields but the key: those that the database fills for every object, and the others."""
+    # those that the database fills for every object, and the others
     left_out, given = list[Any](), list[Any]()
     for field in model._meta.concrete_fields:
         if field.primary_key:
@@ -247,7 +227,6 @@ def _has_expressions(given: Sequence[Any], batch: Sequence[M]) -> bool:
 
 
 def _values(batch: Sequence[M], given: Sequence[Any]) -> list[list[Any]]:
-    """Each object's values of these fields, in turn; what may be sealed is bound to its row."""
     take = attrgetter(*(field.attname for field in given))
     values = [list(take(one)) for one in batch]
     for i, field in enumerate(given):
@@ -258,7 +237,6 @@ def _values(batch: Sequence[M], given: Sequence[Any]) -> list[list[Any]]:
 
 
 def _complete(one: M, using: str, back: Sequence[Any], values: Sequence[Any]) -> None:
-    """Tell the object that it is in the table, and what the database filled in."""
     for field, value in zip(back, values, strict=True):
         setattr(one, field.attname, value)
     one._state.adding, one._state.db = False, using
@@ -337,7 +315,6 @@ def _one_by_one(using: str, sql: str, params: Sequence[Sequence[Any]]) -> int:
 
 
 def _prepared(using: str, fields: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """These fields' values, as parameters of a statement."""
     connection = connections[using]
     return [
         field.get_db_prep_save(value, connection)
@@ -366,9 +343,8 @@ def update_free(
 def delete_each(model: type[models.Model], using: str, pks: Sequence[int]) -> int:
     """Delete rows by primary key; the count of them.
 
-    Django's delete() would first read them, and look in other tables for rows that refer to them.
-    MariaDB and MySQL would read a small table whole for a list, and wait for locked rows that
-    concern nobody here.
+    Django's delete() would first read them. MariaDB and MySQL would read a small table whole for a
+    list, and wait for locked rows that concern nobody here.
     """
     table = quoted(using, model._meta.db_table)
     if is_postgresql(using) or not pks:

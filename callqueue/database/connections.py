@@ -1,8 +1,5 @@
-"""Connections: work that is done anew when one is lost, and the one that a worker keeps between
-messages.
-
-Celery closes every connection of Django's after every task; setting one up again costs more than
-the statements of a call.
+"""Connections: work is done anew when one is lost; one is kept between a worker's messages, since
+Celery closes all after every task, and to set one up costs more than a call's statements.
 """
 
 from __future__ import annotations
@@ -28,11 +25,7 @@ kept: dict[tuple[int, str], list[Any]] = {}  # by process and alias, the one use
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same write may succeed later: the database is away, busy, locked or read-only.
-
-    What is wrong with the values themselves (DataError, IntegrityError, ValueError, ...) stays
-    wrong.
-    """
+    """Whether the same write may succeed later: not where the values themselves are wrong."""
     is_passing = isinstance(error, OperationalError | InterfaceError | InternalError)
     codes = {code for code in error.args if isinstance(code, int)}
     return is_passing and not _OF_VALUES & codes
@@ -44,8 +37,7 @@ def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 
 
     For work that may be repeated although it was done: the answer to a commit may be lost. The
     second try comes at once on a new connection, later ones after growing pauses, until `seconds`
-    have passed since the first failure. Inside somebody else's transaction it is done once: what
-    broke that stays broken.
+    after the first failure. Inside somebody else's transaction it is done once.
     """
     end, pause = math.inf, 0.0
     while True:
@@ -64,8 +56,7 @@ def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 
 
 @contextmanager
 def kept_connection(using: str) -> Iterator[None]:
-    """Keep a connection from one message to the next, whatever thread or greenlet that one comes
-    to. Not inside a transaction.
+    """Keep a connection from one message to the next, whatever thread or greenlet that comes to.
 
     Celery does not close what it does not see. A connection that failed is dropped, and so is that
     of a block that raised: a time limit may have struck in the middle of an answer. One that died
@@ -98,7 +89,6 @@ def _taken(using: str) -> Any:
 
 
 def _store(using: str, connection: Any) -> None:
-    """Take the connection from this thread, and let any thread have it."""
     connection.close_at = None
     if not connection.allow_thread_sharing:
         connection.inc_thread_sharing()
@@ -107,16 +97,12 @@ def _store(using: str, connection: Any) -> None:
 
 
 def _kept(using: str) -> list[Any]:
-    """Looked up whenever it is used: they may have been closed since, and what is put into the list
-    of that time nobody would find again.
-    """
+    # Looked up at each use: what is put into a list that was closed since, nobody would find again.
     return kept.setdefault((os.getpid(), using), [])
 
 
 def answers(using: str, raw: Any) -> bool:
-    """Whether this thread's connection is still that one of the driver's, if there was one, and can
-    go on: then a statement failed, and not the database.
-    """
+    """Whether this thread's connection is still that, and goes on: only a statement failed."""
     now = raw_connection(using)
     if now is None or raw not in (None, now) or in_transaction(using):
         return False

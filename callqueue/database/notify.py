@@ -51,7 +51,6 @@ def can_listen(using: str) -> bool:
 
 
 def listen(using: str, wanted: bool) -> None:
-    """Hear of sent calls from now on, or no more."""
     run(using, f"{'LISTEN' if wanted else 'UNLISTEN'} {CHANNEL}")
 
 
@@ -66,12 +65,7 @@ def lower_flag(using: str) -> None:
 
 
 def wait_for_word(using: str, seconds: float) -> set[str]:
-    """Wait so long for the server to say anything at all: the rules that senders named; "" where it
-    may be about any rule.
-
-    Empty where nothing was said. Raises Django's errors, not the driver's, where the connection is
-    gone.
-    """
+    """Wait so long: the rules that senders named; "" for any; empty: nothing was said."""
     raw = connections[using].connection
     with connections[using].wrap_database_errors:
         if came_before := _received(raw):
@@ -80,22 +74,14 @@ def wait_for_word(using: str, seconds: float) -> set[str]:
             selector.register(raw.fileno(), selectors.EVENT_READ)
             if not selector.select(seconds):
                 return set()
-        return _notified(raw) or {""}
-
-
-def _notified(raw: Any) -> set[str]:
-    """What the driver, psycopg 3 or 2, has received."""
-    if callable(raw.notifies):
-        return {word.payload for word in raw.notifies(timeout=0)}
-    raw.poll()
-    return _received(raw)
+        if not callable(raw.notifies):  # psycopg 2
+            raw.poll()
+        return _received(raw) or {""}
 
 
 def _received(raw: Any) -> set[str]:
-    """What came along with the answer to a statement: nothing is left to be read then, and who
-    waits to read would sleep over it. (psycopg 3 hands that over in `notifies` alone.)
-    """
-    if callable(raw.notifies):
+    # What came along with the answer to a statement: who waits to read would sleep over it.
+    if callable(raw.notifies):  # psycopg 3
         return {word.payload for word in raw.notifies(timeout=0)}
     said = {word.payload for word in raw.notifies}
     del raw.notifies[:]

@@ -1,6 +1,4 @@
-"""What the migration cannot say in Django's words: storage settings and the trigger of
-`notify` on PostgreSQL; whole indexes and the collation of text on MariaDB and MySQL.
-"""
+"""What the migration cannot say: storage and trigger of PostgreSQL; indexes, collation of MySQL."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ _BY_CHARACTER = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin")
 
 
 def finish_tables(schema_editor: Any, tables: Sequence[str]) -> None:
-    """Give `tables`, all of callqueue's and still empty, what Django's operations cannot.
+    """Give all of callqueue's tables, still empty, what Django's operations cannot.
 
     NotSupportedError where the server cannot tell text apart: it would take one key for another.
     """
@@ -86,7 +84,6 @@ def finish_tables(schema_editor: Any, tables: Sequence[str]) -> None:
 
 
 def unfinish_tables(schema_editor: Any) -> None:
-    """Undo what does not go with the tables."""
     if schema_editor.connection.vendor == "postgresql":
         for statement in SILENCE:
             schema_editor.execute(statement)

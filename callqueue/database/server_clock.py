@@ -1,8 +1,5 @@
-"""The database's clock: the only clock whose instants the app compares.
-
-`clock` reads it, `clock_sql` and `ClockNow` read it within a statement. Instants leave as aware
-datetimes, or as whole microseconds since the epoch. `ahead` is the testing kit's: every reading of
-this process is later by it (see callqueue.testing.travel).
+"""The database's clock: the only clock whose instants the app compares. Instants leave as aware
+datetimes, or as whole microseconds since the epoch. `ahead` is the testing kit's.
 """
 
 from __future__ import annotations
@@ -32,11 +29,7 @@ def clock(using: str) -> datetime:
 
 
 def clock_sql(using: str) -> str:
-    """The database's clock, for a handwritten SELECT. NULL on SQLite, whose clock in SQL has
-    milliseconds only.
-
-    PostgreSQL reads it for each row, after it waited for the row's lock.
-    """
+    """The database's clock, for a SELECT; NULL on SQLite, whose clock in SQL has milliseconds."""
     words = dialect(using)
     return words.clock + (words.later.format(ahead // MICROSECOND) if ahead else "")
 
@@ -92,16 +85,11 @@ def as_parameter(using: str, instant: datetime) -> Any:
 
 
 def micros_sql(using: str, instant: str) -> str:
-    """SQL, for a statement with parameters: an instant in microseconds since the epoch. A number is
-    quicker to read than a datetime.
-    """
+    """SQL, for a statement with parameters: an instant in microseconds since the epoch."""
     return dialect(using).micros.format(instant)
 
 
 def slot_sql(using: str, instant: str, begin: int, width: int) -> str:
-    """SQL, for a statement with parameters: the number of the time slot that an instant is in.
-
-    Slot 0 begins at `begin`; every slot is `width` long, both in microseconds.
-    """
+    """SQL: the slot that an instant is in; 0 begins at `begin`; `width` long. Microseconds."""
     words = dialect(using)
     return f"(({words.micros.format(instant)} - {begin}) {words.divided} {width})"

@@ -85,14 +85,12 @@ class ForeignKey(NamedTuple):
 
 
 def existing(using: str, tables: Sequence[str]) -> list[str]:
-    """Those of `tables` that are there."""
     with connections[using].cursor() as cursor:
         names = set(connections[using].introspection.table_names(cursor))
     return [table for table in tables if table in names]
 
 
 def foreign_keys_to(using: str, tables: Sequence[str]) -> list[ForeignKey]:
-    """The foreign keys of other tables that point at `tables`."""
     if not tables:
         return []
     sql = _FIND[dialect(using).name].replace("%TABLES", places(tables))
@@ -128,9 +126,7 @@ def drop(using: str, tables: Sequence[str]) -> None:
 
 
 def _cut_out(using: str, owners: set[str], targets: Sequence[str]) -> None:
-    """Take the foreign keys out of the statements that SQLite keeps of its tables, the way that
-    https://sqlite.org/lang_altertable.html names for this. Rows, triggers and indexes stay.
-    """
+    # The way that https://sqlite.org/lang_altertable.html names. Rows, triggers and indexes stay.
     if not owners:
         return
     one_of = "|".join(map(re.escape, targets))
