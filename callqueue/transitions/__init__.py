@@ -1,8 +1,5 @@
-"""Every move of a call from one state to another, and every end of an attempt.
-
-`ends` says what the end of an attempt makes of its call, and keeps what has to wait for a locked
-call; `verbs` writes that and all other moves. Which are legal, `states.Move` says: the verbs take
-their conditions from it.
+"""Every move of a call from one state to another, and every end of an attempt. Which moves are
+legal, `states.Move` says.
 """
 
 # ruff: noqa: F401

@@ -1,10 +1,8 @@
 """A job, which is a begun attempt with its call; the result that came of it; and what the end of an
 attempt makes of its call: done, to be retried (and when), failed or unknown.
 
-In: what a worker, or recovery, read of the attempt, and what happened. Out: what the record writes.
-What calls become that somebody had locked when their answers were recorded is kept, in the
-transaction that records their attempts, and written once their rows are free: the answer is safe
-and ages at once, and no worker waits for somebody else's transaction.
+What calls become that somebody had locked when their answers were recorded is kept, and written
+once their rows are free: the answer ages at once, and no worker waits for somebody else.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ class Job:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What events say of it."""
         return {"call_id": self.call.id, "rule": self.call.rule, "attempt": self.attempt.number}
 
     @property
@@ -77,39 +74,31 @@ class Job:
 
 @dataclass
 class Result:
-    """What came of a job: what its call becomes, how its attempt ended, and what is kept of both.
-
-    `status` and `due_at`: the call's state, and when it may go again (or was due, where it has
-    ended), by the clock as it was set at begin. `why` is the call's text, `error` the attempt's;
-    `value` is what a handler returned. `sent_at` and `ended_at` are ledger time as it was read at
-    begin, `ended_mono` by this process's own clock; None and 0 where there is no instant but that
-    of the record. `hold`: the arguments of `holds.lay`, where the provider asked for a hold.
-    `is_whole`: whether all of the response's body was read; `kept`: the columns of what is kept of
-    the answer, with nothing secret in them. `is_bare`: its texts were left out, since they could
-    not be stored.
-    """
+    """What came of a job: what its call becomes, how its attempt ended, what is kept of both."""
 
     job: Job
     outcome: str
-    status: int
-    due_at: datetime
+    status: int  # the call's
+    due_at: datetime  # when the call may go again, or was due, by the clock as begin read it
     failed_count: int
     throttled_count: int
-    why: str = field(default="", repr=False)
-    error: str = field(default="", repr=False)
+    why: str = field(default="", repr=False)  # the call's text
+    error: str = field(default="", repr=False)  # the attempt's
     response: Any = field(default=None, repr=False)
-    value: Any = field(default=None, repr=False)
+    value: Any = field(default=None, repr=False)  # what a handler returned
+    # ledger time as begin read it, and the process's own clock; None and 0: as of the record
     sent_at: datetime | None = None
     ended_at: datetime | None = None
     ended_mono: Mono = Mono(0.0)
     cost: Any = None
+    # the arguments of `holds.lay`, where the provider asked for a hold
     hold: dict[str, Any] | None = field(default=None, repr=False)
-    is_whole: bool = True
+    is_whole: bool = True  # all of the response's body was read
+    # the columns of what is kept of the answer, with nothing secret in them
     kept: Mapping[str, Any] | None = field(default=None, repr=False)
-    is_bare: bool = False
+    is_bare: bool = False  # its texts were left out, since they could not be stored
 
     def at(self, ended_at: datetime, ended_mono: Mono, sent_at: datetime | None = None) -> Result:
-        """This result, with the instants at which its attempt was sent and ended."""
         self.ended_at, self.ended_mono, self.sent_at = ended_at, ended_mono, sent_at
         return self
 
@@ -118,9 +107,7 @@ STALE = "not retried: its idempotency key would be older than idempotency_ttl"
 
 
 def is_key_stale(job: Job, at: datetime) -> bool:
-    """Whether the provider may have forgotten the key of this call's first request by then, so that
-    a retry could be made twice.
-    """
+    """Whether the provider may have forgotten its key by then, so that a retry is made twice."""
     call, rule = job.call, job.rule
     if call.method in IDEMPOTENT or call.method not in HTTP_METHODS or call.first_sent_dt is None:
         return False
@@ -135,7 +122,7 @@ def after_success(job: Job, value: object = None, note: str = "") -> Result:
 
 
 def after_failure(job: Job, why: str, now: datetime, after: float | None = None) -> Result:
-    """Retried after `after` seconds (None: the rule's backoff), or FAILED: no attempts left, or the
+    """Retried after `after` seconds (None: the rule's backoff), or FAILED: no attempts left, the
     idempotency key too old by then, or no rule any more.
     """
     failed, rule = job.call.failed_count + 1, job.rule
@@ -149,9 +136,7 @@ def after_failure(job: Job, why: str, now: datetime, after: float | None = None)
 
 
 def after_throttle(job: Job, why: str, now: datetime, until: datetime) -> Result:
-    """Goes again when the hold ends; no attempt is used up until it has happened `max_rate_limited`
-    times to this call.
-    """
+    """Goes again when the hold ends; no attempt is used up until `max_rate_limited` times."""
     throttled = job.call.throttled_count + 1
     if throttled < job.sound_rule.retry.max_rate_limited:
         result = _result(job, states.THROTTLED, states.ERROR, why, due_at=until)
@@ -190,7 +175,6 @@ def after_void(job: Job, why: str, due_at: datetime | None = None) -> Result:
 
 
 def after_expiry(job: Job) -> Result:
-    """It was too late before the request was sent."""
     why = "its expires_at had passed before it could be sent"
     return _result(job, states.VOIDED, states.EXPIRED, why, error="expired")
 
@@ -198,7 +182,6 @@ def after_expiry(job: Job) -> Result:
 def _result(
     job: Job, outcome: str, status: int, why: str, *, error: str | None = None, **changed: Any
 ) -> Result:
-    """The result of a job, of whose call nothing has changed but what is named."""
     counts = {name: getattr(job.call, name) for name in ("failed_count", "throttled_count")}
     columns = {**counts, "due_at": job.call.due_at_dt, **changed}
     return Result(job, outcome, status, why=why, error=why if error is None else error, **columns)
@@ -208,7 +191,6 @@ MOST = 1000  # calls that one round ends
 
 
 def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
-    """Keep what the calls of these jobs become, in columns."""
     rows = [
         tables.BelatedEnding(
             attempt_id=job.attempt.id,
@@ -223,7 +205,7 @@ def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> 
 
 
 def end_deferred(using: str) -> int:
-    """End calls whose rows are free by now and that have not gone on; the count of them."""
+    """End calls whose rows are free by now and that have not gone on; the count."""
     kept = tables.BelatedEnding.objects.using(using)
     ids = list(kept.order_by("pk").values_list("pk", flat=True)[:MOST])
     if not ids:
@@ -253,7 +235,6 @@ def _is_out(row: Any, free: dict[int, tuple[int, int]]) -> bool:
 
 
 def _as_json(columns: dict[str, Any]) -> dict[str, Any]:
-    """The columns with instants as text, to the microsecond."""
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
         for name, value in columns.items()
@@ -261,7 +242,6 @@ def _as_json(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns(row: Any) -> dict[str, Any]:
-    """A call's columns as they were before they were kept as JSON."""
     field: Any = tables.CallQueue._meta.get_field
     return {
         name: field("id" if name == "pk" else name).to_python(value)

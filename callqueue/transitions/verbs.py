@@ -1,12 +1,9 @@
 """The page of verbs: every write of a call's or an attempt's state, each a fenced update.
 
-release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle. What is more
-than one statement is a transaction of `ledger.transaction`, which also says who may wait for whose
-rows, and in what order; which states a call may come from and go to, `states.Move` says; what the
-end of an attempt makes of its call, `ends`. Rows are locked first and judged then, or the update
-itself names what it starts from: so of two moves at once one wins, and the other changes nothing.
-An open attempt is inserted where it is charged (`dispatch.release_pass`), in the transaction of its
-release.
+release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle. Rows are
+locked first and judged then, or the update itself names what it starts from: so of two moves at
+once one wins, and the other changes nothing. An open attempt is inserted where it is charged
+(`dispatch.release_pass`), in the transaction of its release.
 """
 
 from __future__ import annotations
@@ -51,14 +48,12 @@ def release(
     *,
     is_lazy: bool = True,
 ) -> list[Row]:
-    """Release calls, by the queue that each goes by, at an instant of wall time. To be called in
-    the transaction that charges them, and has them locked in a state that may be released.
+    """Release calls, by the queue that each goes by, at an instant of wall time. In the transaction
+    that charges them, and has them locked in a state that may be released.
 
-    A release may be lost in a crash of the database: its call then waits as before, and its
-    message finds nothing to begin. What was begun is not lost with it, since begin waits for the
-    disk, and for all that was committed before; and so does a release that is begun with it, which
-    wants these columns of the calls ("c"), and has them returned. `is_lazy`: no other release of
-    the transaction is begun with it.
+    A release may be lost in a crash of the database: its call then waits as before, and its message
+    finds nothing to begin. One that is begun with its charge waits for the disk, as begin does, and
+    returns these columns of the calls ("c"). `is_lazy`: no other release of the transaction is.
     """
     table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
@@ -78,10 +73,10 @@ def release(
 
 def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
     """Take attempts that were read to be free, or this worker's; the ids of those that it has now.
-    One that somebody has locked is passed over.
+    One that somebody has locked is passed over. Each row has "pk" first.
 
-    `moved`: how far the ledger was when the clock was read for them, which is part of the fence:
-    who finds that it jumped mends the leases that are there by then. Each row has "pk" first.
+    `moved`: how far the ledger was moved when the clock was read for them. It is part of the fence:
+    who finds a jump mends the leases that are there by then.
     """
     fence = (
         "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL "
@@ -105,8 +100,7 @@ def record(
     """Write the ends of attempts that are still their worker's own, and what their calls become;
     the results that stand then, those of an earlier try included whose answer was lost.
 
-    Each row has "pk" and "worker". What a call becomes that somebody else has locked is kept
-    for a later round.
+    Each row has "pk" and "worker". What a call becomes that somebody has locked is kept for later.
     """
     count = _of_their_workers(using, rows)
     if count < len(rows):
@@ -122,7 +116,6 @@ def record(
 
 
 def _of_their_workers(using: str, rows: Sequence[Row]) -> int:
-    """Write these rows of open attempts that are still their worker's; the count of them."""
     is_open = "t.finished_at IS NULL"
     return database.update_each(tables.CallAttempt, using, rows, is_open, unchanged="worker")
 
@@ -159,7 +152,7 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def undo_begun(using: str, worker: str) -> int:
-    """What a pass has begun for this worker, who has made none; the count of calls."""
+    """Void what a pass has begun for this worker, who has made none; the count of calls."""
     begun = tables.attempts(using).open().filter(worker=worker)
     ids = list(begun.values_list("pk", flat=True))
     count = void(using, ids, worker) if ids else 0
@@ -195,8 +188,7 @@ def void(using: str, attempt_ids: Iterable[int], worker: str = "") -> int:
 
 
 def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
-    """End these calls by a move that has one end, and announce them; the primary keys of those that
-    nobody else had locked.
+    """End these calls by a move that has one end, and announce them; those that nobody had locked.
 
     `by`: the column that makes them overdue, which must not have changed meanwhile.
     """
@@ -232,9 +224,8 @@ def fail(using: str, reasons: Mapping[int, str]) -> None:
 
 
 def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
-    """Send these calls once more, those that the move may start from; the count of them.
-
-    A call is left out while another unfinished call carries its unique key.
+    """Send these calls once more, those that the move may start from; the count. A call is left out
+    while another unfinished call carries its unique key.
     """
     count = untimed(using, lambda: _requeued(using, pks, move))
     if count:
@@ -243,7 +234,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
 
 
 def cancel(using: str, pks: Sequence[int]) -> int:
-    """End these calls, those that no worker has begun; the count of them. Announced on commit."""
+    """End these calls, those that no worker has begun; the count. Announced on commit."""
     gone = untimed(using, lambda: _cancelled(using, pks))
     if gone:
         events.emit("call_cancelled", calls=len(gone), first=gone[0])
@@ -261,11 +252,9 @@ def settle(using: str, call: CallQueue, status: int, why: str) -> bool:
 
 
 def send_again(using: str, call: CallQueue, after: float) -> bool:
-    """Requeue an UNKNOWN call since the rule's hook said so, to be due after so many seconds; False
-    where it has gone on since it was read.
+    """Requeue an UNKNOWN call since the rule's hook said so; False where it has gone on.
 
-    Unlike anybody else's requeue this one leaves the count of the hook's questions as it is: a hook
-    cannot go round for ever.
+    The count of the hook's questions stays, so that a hook cannot go round for ever.
     """
     columns: dict[str, Any] = {"reconcile_count": F("reconcile_count")}
     if after:
@@ -344,7 +333,6 @@ def _as_new() -> dict[str, Any]:
 
 
 def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
-    """Make these calls CANCELLED, those that no worker has begun; their primary keys, sorted."""
     found = calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
     unbegun = unbegun_of(using, last) if last else []
@@ -365,7 +353,6 @@ def _void_locked(using: str, ids: Sequence[int]) -> None:
 
 
 def _unsettled(using: str, call: CallQueue) -> Any:
-    """The row of an UNKNOWN call, where it has not gone on since it was read."""
     unknown = tables.calls(using).filter(status__in=Move.RECONCILE.sources)
     return unknown.filter(pk=call.pk, last_attempt=call.last_attempt)
 
@@ -388,7 +375,6 @@ def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
 
 
 def is_owed(result: Result) -> bool:
-    """Whether the end of its call is to be announced, if it is one."""
     call, status = result.job.call, result.status
     return (
         bool(call.callback)
@@ -398,12 +384,11 @@ def is_owed(result: Result) -> bool:
 
 
 def astray(result: Result, reading: Reading) -> timedelta:
-    """By how much the result's instants, which are as of begin, lie before the latest that they can
-    be by this reading.
+    """By how much the result's instants, as of begin, lie before the latest that they can be by
+    this reading.
 
-    0 where that is within the tolerance: then the two clocks have gone on alike, and those of begin
-    are closer. The time since is counted to just before the reading, so what is moved by this is
-    never moved to before it was.
+    0 within the tolerance: the two clocks have gone on alike, and those of begin are closer. Time
+    is counted to just before the reading, so what is moved by this never gets too early.
     """
     if result.ended_at is None or not result.ended_mono:
         return timedelta(0)
@@ -421,7 +406,6 @@ def _with_due_at(result: Result, reading: Reading) -> Result:
 
 
 def _is_out(result: Result, calls: Mapping[int, tuple[int, int]]) -> bool:
-    """Whether the call is locked here, and is still out with this attempt."""
     job = result.job
     status, number = calls.get(job.call.id, (None, None))
     return status in Move.RECORD.sources and number == job.attempt.number
