@@ -1,8 +1,8 @@
 """Which limits count together: budgets, and the groups of rules that share one.
 
-A limit with a name is one budget for every rule that lists it; one without a name belongs to its
-rule alone. Rules that share a budget, directly or through others, form a group, and a pass plans a
-whole group at once. Pure.
+A limit with a name is one budget for every rule that lists it; one without belongs to its rule
+alone. Rules that share a budget, directly or through others, form a group, which a pass plans as a
+whole. Pure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Budget:
 
     @property
     def known_as(self) -> str:
-        """What the settings and operators call it."""
         return self.settings_id or self.id
 
     @property
@@ -59,7 +58,6 @@ class Budget:
         return queue if per == "queue" else key_part(key, per)
 
     def charge_of(self, cost: Cost) -> int:
-        """What an attempt of this cost charges."""
         return cost_of(cost, self.limit.unit)
 
 
@@ -78,15 +76,12 @@ class Book:
 
     @property
     def settings(self) -> Book:
-        """The settings alone, with changed limits."""
         return self.own or self
 
     def all_budgets(self) -> tuple[Budget, ...]:
-        """Every budget once."""
         return tuple({b.id: b for budgets in self.budgets.values() for b in budgets}.values())
 
     def group_budgets(self, group: Iterable[str]) -> tuple[Budget, ...]:
-        """Every budget of a group once."""
         return tuple({b.id: b for rule in group for b in self.budgets[rule]}.values())
 
     def left_lately(self, group: Iterable[str], now: Us) -> set[str]:
@@ -99,11 +94,9 @@ class Book:
         return bool(budget.former or any(self.rules[one].settle for one in budget.rules))
 
     def queues_of(self, budget: Budget) -> list[str]:
-        """The queues that calls of the budget's rules may go by, sorted."""
         return sorted({queue for rule in budget.rules for queue in self.rules[rule].queue_names})
 
     def distinct_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Every group once, in the order of its first rule's name."""
         return tuple(sorted(set(self.groups.values())))
 
     def moved_by(self, moved: int) -> Book:
@@ -170,7 +163,6 @@ def cost_of(cost: Cost, unit: str) -> int:
 
 
 def costs_more(cost: Cost, charged: Cost) -> bool:
-    """Whether a cost is more, in any unit, than what was charged."""
     if cost == charged:
         return False
     units = {"calls", *(cost if isinstance(cost, Mapping) else ())}

@@ -1,7 +1,4 @@
-"""Durations as operators type them: `<n>` with s, m, h, d or w.
-
-Text enters, a timedelta leaves; WrongDuration says what to write instead. Pure.
-"""
+"""Durations as operators type them: `<n>` with s, m, h, d or w."""
 
 from __future__ import annotations
 
@@ -20,9 +17,7 @@ class WrongDuration(ValueError):
 
 
 def parse_duration(text: str) -> timedelta:
-    """``"90s"``, ``"10m"``, ``"2h"``, ``"7d"``, ``"4w"`` as a timedelta, ten years at most;
-    WrongDuration says why not.
-    """
+    """``"90s"``, ``"10m"``, ``"2h"``, ``"7d"``, ``"4w"`` as a timedelta, ten years at most."""
     match = _DURATION.fullmatch(text.strip())
     if not match:
         raise WrongDuration(

@@ -1,7 +1,7 @@
 """What is in force where the settings of processes differ: everything that any of them holds.
 
 An opinion is what one process's settings say of the limits, as JSON. In force is the union of all
-opinions that are held; those that are not any more tell what was charged together before. Pure:
+that are held; those that are not any more tell what was charged together before. Pure:
 `ledger/settings.py` reads and writes them.
 """
 
@@ -33,23 +33,20 @@ OF_NOBODY = -1
 
 @dataclass(frozen=True)
 class Stated:
-    """What all processes together say, as of one version: the opinions that are held, by digest;
-    those that have lapsed, each with the instant; and the rates that operators changed, by the
-    limit's id in the settings.
-    """
+    """What all processes together say, as of one version."""
 
     version: int = 0
-    opinions: Mapping[str, Opinion] = field(default_factory=dict)
-    lapsed: Sequence[tuple[Opinion, Us]] = ()
+    opinions: Mapping[str, Opinion] = field(default_factory=dict)  # by digest
+    lapsed: Sequence[tuple[Opinion, Us]] = ()  # each with the instant
+    # that operators changed, by the limit's id in the settings
     rates: Mapping[str, str] = field(default_factory=dict)
 
     def book(self, own: Book) -> Book:
-        """What is in force for a process with these settings: its own limits, and those of all
+        """What is in force for a process with these settings: its own limits and those of all
         opinions.
 
         A limit counts every rule that any of them counts in it, and where they differ in it, all
-        must admit a call. Of one version, every process that has stated its opinion finds the same
-        budgets and groups.
+        must admit a call. Of one version, every process that has stated its opinion finds the same.
         """
         mine = opinion_of(own)
         digest = digest_of(mine)
@@ -113,13 +110,9 @@ class _Joint:
 
 
 class _Union:
-    """All opinions taken together: `limits` by their ids in the settings, and the `ids` of every
-    rule's limits, in its order.
-    """
-
     def __init__(self, opinions: Sequence[Opinion], stated: Stated) -> None:
-        self.limits: dict[str, _Joint] = {}
-        self.ids: dict[str, dict[str, None]] = {
+        self.limits: dict[str, _Joint] = {}  # by their ids in the settings
+        self.ids: dict[str, dict[str, None]] = {  # of every rule's limits, in its order
             rule: {} for opinion in opinions for rule in opinion
         }
         for opinion in opinions:
@@ -157,9 +150,7 @@ class Difference:
 
 
 def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
-    """The limits on which these opinions, by who holds them, differ; about a rule that it does not
-    know, nobody says anything.
-    """
+    """The limits on which these opinions, by who holds them, differ."""
     if len(opinions) < 2:
         return []
     said: dict[str, dict[str, str]] = {}
@@ -201,12 +192,11 @@ def _in_words(data: Mapping[str, Any]) -> str:
 
 
 def opinion_of(book: Book) -> Opinion:
-    """What these settings hold of the limits, as JSON."""
+    """What these settings say of the limits, as JSON."""
     return {name: [as_data(limit) for limit in rule.limits] for name, rule in book.rules.items()}
 
 
 def as_data(limit: Limit) -> dict[str, Any]:
-    """The limit's kind and fields, as JSON."""
     return {
         "kind": type(limit).__name__,
         **{f.name: getattr(limit, f.name) for f in fields(limit) if f.init},
@@ -224,19 +214,16 @@ def from_data(data: Mapping[str, Any]) -> Limit | None:
 
 
 def each(opinion: Opinion) -> Iterable[tuple[str, int, Mapping[str, Any]]]:
-    """Each limit of it: its rule, its place there, and the limit as data."""
     return (
         (rule, index, data) for rule, limits in opinion.items() for index, data in enumerate(limits)
     )
 
 
 def named(opinion: Opinion) -> Iterable[tuple[str, str]]:
-    """Each limit of it that has a name: that name, and the rule."""
     return ((data["name"], rule) for rule, _, data in each(opinion) if data.get("name"))
 
 
 def settings_id_of(rule: str, index: int, data: Mapping[str, Any]) -> str:
-    """What the settings call a limit: its name, or its rule and its place there."""
     return data.get("name") or f"{rule}#{index}"
 
 

@@ -1,9 +1,4 @@
-"""Rules: how the calls of one kind are limited, retried and made. Frozen values, validated when
-built.
-
-A wrong field raises ImproperlyConfigured at once, naming the field and the reason. Pure: no
-database, no network.
-"""
+"""Rules: how the calls of one kind are limited, retried and made. Validated when built. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +28,8 @@ PLACES_WANTED = (
 class Retry:
     """When a failed attempt is tried again. Times in seconds; see docs/reference/rules.md.
 
-    `max_attempts` failed attempts end a call (throttled ones do not count until there were
-    `max_rate_limited`). A hold laid by the provider is never longer than `max_hold`.
+    `max_attempts` failed attempts end a call; throttled ones do not count until there were
+    `max_rate_limited`. A hold laid by the provider is never longer than `max_hold`.
     """
 
     max_attempts: int = 3
@@ -65,11 +60,11 @@ class Retry:
 @with_known_fields
 @dataclass(frozen=True, kw_only=True)
 class Breaker:
-    """When a rule is held because its calls keep failing, and for how long. Times in seconds; see
-    docs/how-to/circuit-breaker.md.
+    """When a rule is held because its calls keep failing, and for how long, in seconds.
 
     Trips after `failures` failed attempts in a row `within` seconds. The rule is then held for
     `hold`, `factor` times longer each time that the first call after that fails, at most `longest`.
+    See docs/how-to/circuit-breaker.md.
     """
 
     failures: int = 10
@@ -91,8 +86,7 @@ class Breaker:
 @with_known_fields
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How the calls under one name are limited, retried and made. All fields keyword-only; see
-    docs/reference/rules.md.
+    """How the calls under one name are limited, retried and made; see docs/reference/rules.md.
 
     Timeouts are seconds. `total_timeout` runs from name resolution to the last byte and caps the
     other two.
@@ -174,15 +168,12 @@ def is_host_pattern(text: str) -> bool:
 
 
 def is_place_pattern(text: str) -> bool:
-    """A host pattern that may name a port: "api.example.com:8443", "*:443", "[::1]:8080". Without
-    one any port is meant.
-    """
+    """A host pattern that may name a port: "api.example.com:8443", "*:443", "[::1]:8080"."""
     host, port = split_place(text)
     return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
 
 
 def split_place(text: str) -> tuple[str, int | None]:
-    """A pattern's host, and its port where it names one."""
     named = re.fullmatch(r"([^:]+|\[[^\]]*\]):([0-9]{1,5})", text, re.ASCII)
     return (named[1], int(named[2])) if named else (text, None)
 
@@ -260,19 +251,18 @@ def _wrong(owner: object, name: str, wanted: str) -> ImproperlyConfigured:
 
 def backoff(retry: Retry, failures: int, rand: float) -> float:
     """Seconds before the next try after `failures` (1 and up) failed ones; `rand` in [0, 1) draws
-    the jittered half. Never less than half of the exponential wait, never more than the cap.
+    the jittered half.
 
     The jitter is the one called "equal" in "Exponential Backoff And Jitter" (AWS Architecture Blog,
-    2015): half of the wait is certain, the other half drawn. "Full" jitter spreads calls more and
-    may also return at once; calls here are spaced by the limits already, and a provider that just
-    failed is better left alone for a while.
+    2015). "Full" jitter may also return at once; calls here are spaced by the limits already, and a
+    provider that just failed is better left alone for a while.
     """
     whole = min(retry.cap, _exponential(failures, float(retry.base), float(retry.factor)))
     return whole / 2 + whole / 2 * rand if retry.jitter else whole
 
 
 def _exponential(failures: int, base: float, factor: float) -> float:
-    """In floats throughout: a power of integers would be computed to its last digit."""
+    # in floats throughout: a power of integers would be computed to its last digit
     if base == 0:
         return 0.0
     try:

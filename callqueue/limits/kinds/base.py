@@ -1,9 +1,7 @@
 """What every kind of limit is: the arithmetic that says when a call may go.
 
-In: the charges on one budget (open ones, and the instants from which answered ones age). Out: the
-earliest instant at which a further cost fits. Instants are whole microseconds since the epoch, on
-the database's clock. Pure: no clock, no database; `now` is an argument. docs/explanation/ledger.md
-gives the argument for why this never exceeds a limit.
+Instants are whole microseconds since the epoch, on the database's clock. Pure: `now` is an
+argument. docs/explanation/ledger.md gives the argument for why this never exceeds a limit.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ def parse_rate(rate: object, where: str) -> tuple[int, int]:
 
 
 def check_count(limit: object, name: str) -> None:
-    """ImproperlyConfigured where the field is no whole number, or less than 1."""
     value = getattr(limit, name)
     if type(value) is not int or value < 1:
         where = f"{type(limit).__name__}.{name}"
@@ -83,8 +80,6 @@ def with_known_fields(declared: type[D]) -> type[D]:
 
 @dataclass(frozen=True)
 class Usage:
-    """The charges on one budget."""
-
     open: int = 0  # the cost of attempts that do not age yet
     aged: Sequence[tuple[Us, int]] = ()  # (instant, cost) of those that do, sorted by instant
     since: Us = Us(0)  # of a bucket: from when `aged` is complete
@@ -96,9 +91,8 @@ class Usage:
 class Meter:
     """One budget while a pass plans releases: says when a cost fits, and takes it.
 
-    What it takes is open: it ages only once the ledger knows since when. So room never shrinks with
-    time, only with `take`, and a call that must pass several meters goes at the latest of their
-    instants.
+    What it takes is open until the ledger knows since when it ages. So room shrinks with `take`
+    only, and a call that must pass several meters goes at the latest of their instants.
     """
 
     _n: int  # the most that is ever used
@@ -111,7 +105,6 @@ class Meter:
 
     @property
     def free(self) -> int:
-        """What fits now."""
         return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> Us | None:
@@ -165,24 +158,21 @@ class Limit:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether it is per key, or per one of the call's keys."""
         return not (self.is_per_rule or self.is_per_queue)
 
     @property
     def is_per_rule(self) -> bool:
-        """Whether all calls of its rules count together."""
         return self.per == "rule"
 
     @property
     def is_per_queue(self) -> bool:
-        """Whether each queue counts by itself."""
         return self.per == "queue"
 
     @property
     def jitter_us(self) -> int:
-        """The jitter in microseconds: where none is given, 0.05 s or 2 % of the window, whichever
-        is more. A call ages from its answer where that is sooner, so that a long window's jitter
-        costs no more than the time that an answer takes.
+        """Microseconds: where none is given, 0.05 s or 2 % of the window, whichever is more. A call
+        ages from its answer where that is sooner, so a long window's jitter costs no more than an
+        answer takes.
         """
         if self.jitter is not None:
             return round(self.jitter * SECOND)
@@ -211,7 +201,6 @@ class Limit:
 
     @property
     def rate_text(self) -> str:
-        """The rate as it was written."""
         raise NotImplementedError
 
     @property
@@ -230,18 +219,13 @@ class Limit:
 
     @property
     def patience_us(self) -> int:
-        """For how long after a call was sent the ledger need not know it: nothing of the limit is
-        lost meanwhile, in microseconds. Of a limit that `ages_unanswered`.
-        """
+        """How long the ledger can do without news that a call was sent, if it `ages_unanswered`."""
         return self.window_us + self.jitter_us
 
     def aged_from(self, sent_at: Us | None, finished_at: Us | None) -> Us:
-        """The latest instant at which the provider can have counted an attempt that was sent, or
-        answered.
-
-        `jitter` after its last byte left, and never later than its answer; its answer alone where
-        the limit is strict or nothing was stamped. An unanswered one is asked for only where the
-        limit `ages_unanswered`.
+        """The latest instant at which the provider can have counted an attempt: `jitter` after its
+        last byte left, and never later than its answer; its answer alone where the limit is strict
+        or nothing was stamped.
         """
         if sent_at is None or (self.strict and finished_at is not None):
             assert finished_at is not None
@@ -250,7 +234,6 @@ class Limit:
         return counted if finished_at is None else min(finished_at, counted)
 
     def meter(self, usage: Usage, now: Us) -> Meter:
-        """A meter of this limit over `usage`."""
         raise NotImplementedError
 
     def meter_with(self, free: int, now: Us) -> Meter:
@@ -259,10 +242,7 @@ class Limit:
         return self.meter(Usage(self.capacity - free, (), now, full), now)
 
     def level(self, usage: Usage, until: Us) -> int:
-        """What is left of it at `until`, open charges apart, in its own measure: see `Usage.level`.
-
-        Only of a limit that `keeps_level`.
-        """
+        """What is left at `until`, open charges apart, as `Usage.level`; if it `keeps_level`."""
         raise NotImplementedError
 
     @property
@@ -272,7 +252,6 @@ class Limit:
 
     @property
     def zone(self) -> tzinfo | None:
-        """The time zone of its calendar; None where it has none."""
         return None
 
     def moved_by(self, moved: int) -> Self:
@@ -293,10 +272,9 @@ class Limit:
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
         """Seconds until a backlog that charges `amount` has passed; None where that hangs on
-        unknown latencies. An estimate: a simulation follows each call instead, and takes its time.
+        unknown latencies. An estimate.
 
-        `meter` is the limit's at `now` (microseconds); `latency` is how long a call is charged
-        before it ages, in seconds, 0 where it is not known.
+        `latency`: how long a call is charged before it ages, in seconds, 0 where it is not known.
         """
         return 0.0 if amount <= meter.free else self.seconds_for(meter, amount, now, latency)
 
@@ -315,9 +293,7 @@ class Limit:
     def last_period(
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> tuple[float, float]:
-        """When the period begins in which the last of a backlog passes, in seconds, and how much of
-        it is left for that period; all of it, at once, where room opens evenly.
-        """
+        """When the period begins in which the last of a backlog passes; how much passes then."""
         period = self.window_us / SECOND + (latency or min(JITTER, self.jitter_us / SECOND))
         full, last = divmod(max(0, math.ceil(amount) - 1), self.capacity)
         return full * period, last + 1

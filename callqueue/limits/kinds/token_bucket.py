@@ -21,11 +21,11 @@ from callqueue.limits.kinds.base import (
 @with_known_fields
 @dataclass(frozen=True)
 class TokenBucket(RateLimit):
-    """A bucket of `burst` tokens that refills at `rate`; each unit of cost takes a token.
+    """A bucket of `burst` tokens that refills at `rate`; each unit of cost takes a token (RFC 2697
+    section 3).
 
     Full use needs (burst - 1) / rate to be at least what passes until the ledger knows that a call
-    was sent: some 0.2 s, or its answer where that comes sooner. Sources: the token bucket of RFC
-    2697 section 3.
+    was sent: some 0.2 s, or its answer where that comes sooner.
     """
 
     burst: int = field(kw_only=True)
@@ -64,14 +64,12 @@ class TokenBucket(RateLimit):
         return self.level_at(usage, until)[0]
 
     def level_at(self, usage: Usage, until: Us) -> tuple[int, Us]:
-        """What the bucket holds at `until`, open charges apart, and the instant of that level
-        (`until`, or the last leave).
+        """What the bucket holds at `until`, open charges apart, and the instant of that level.
 
-        What leaves in one and the same microsecond is a full bucket at most, or its dearest charge:
-        more than that never left a bucket together, but was brought to one instant together after
-        a jump of the clock (`ledger.ledger_time`), and would empty the bucket for longer than it
-        takes to fill.
-        Where calls may have cost more than they were released for, it is all owed.
+        What leaves in one microsecond is a full bucket at most, or its dearest charge: more never
+        left together, but was brought to one instant after a jump of the clock
+        (`ledger.ledger_time`). Where calls may have cost more than they were released for, it is
+        all owed.
         """
         cap, level, at = self.burst * self.period_us, usage.level, usage.since
         for leave, charges in groupby(usage.aged, key=itemgetter(0)):
@@ -87,7 +85,6 @@ class TokenBucket(RateLimit):
         return replace(super().times(count), burst=self.burst * count)
 
     def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
-        """Until the last token of it is there; it holds no more of them at once than its size."""
         filled = (amount - meter.free) * self.period_us / self.n / SECOND
         return max(filled, amount / self.burst * latency)
 

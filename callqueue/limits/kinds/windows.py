@@ -121,9 +121,7 @@ class Concurrency(Limit):
 @dataclass(frozen=True)
 class FixedWindow(RateLimit):
     """At most n in each calendar window: windows of days begin at local midnight in `timezone`,
-    weeks on Monday.
-
-    Windows shorter than a day are counted from local midnight. Days of 23 and 25 hours are what the
+    weeks on Monday, shorter ones are counted from midnight. Days of 23 and 25 hours are what the
     calendar says.
     """
 
@@ -155,7 +153,6 @@ class FixedWindow(RateLimit):
 
     @property
     def zone(self) -> ZoneInfo:
-        """The time zone of its calendar."""
         return ZoneInfo(self.timezone)
 
     @property
@@ -198,7 +195,6 @@ class FixedWindow(RateLimit):
         return _CalendarMeter(self, usage, now)
 
     def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
-        """Until the beginning of the window in which the last of it fits."""
         wanted = math.ceil((amount - meter.free) / self.n)
         first = instant = self.window(now)[1]
         counted = min(wanted, WINDOWS)
