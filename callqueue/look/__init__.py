@@ -1,6 +1,4 @@
-"""The look: where every rule stands at one moment. Dashboard, rule page, status, metrics, doctor,
-forecast and previews render it, and ask nothing else.
-"""
+"""The look: where every rule stands at one moment. All pages, commands and metrics render it."""
 
 from callqueue.look.limits import LimitLook as LimitLook
 from callqueue.look.model import HoldLook as HoldLook

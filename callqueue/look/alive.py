@@ -1,7 +1,4 @@
-"""Whether any dispenser runs: one answer, for pages, commands, metrics and forecasts.
-
-Each dispenser gives a sign of life every five seconds, and takes its leave at its end.
-"""
+"""Whether any dispenser runs, by its signs of life, one every five seconds: one answer for all."""
 
 from __future__ import annotations
 
@@ -22,8 +19,6 @@ BEAT_SILENT_S = 120  # without a run of beat's task after which no beat is taken
 
 @dataclass(frozen=True)
 class Sign:
-    """A dispenser's last sign of life."""
-
     name: str
     at: datetime
     kind: str = ""
@@ -38,16 +33,13 @@ class Sign:
 
 
 def signs(using: str, now: datetime) -> list[Sign]:
-    """Every dispenser of the last day or so, the newest sign first, in ledger time. One
-    statement.
-    """
+    """Every dispenser of the last day or so, the newest sign first, in ledger time."""
     rows = tables.dispensers(using).order_by("-seen_at")
     columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
     return judged((Sign(*row) for row in columns), now)
 
 
 def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
-    """These signs, with which of the dispensers run."""
     found = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in listed]
     if not any(one.is_alive and one.kind not in (BEAT, RUN) for one in found):
         return found
@@ -61,9 +53,9 @@ def alive(using: str) -> list[Sign]:
 
 
 def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True) -> bool:
-    """Whether a dispenser of this kind and name leaves the work to another that is alive, and
-    dispenses all rules by the limits of these settings: to one of a kind that goes first, and to
-    one of its own; but of two that `releases` already, the one whose name comes first goes on.
+    """Whether a dispenser of this kind and name leaves the work to another that is alive and
+    dispenses by the limits of these settings: to one of a kind that goes first, and to one of its
+    own; but of two that `releases` already, the one whose name comes first goes on.
     """
     digest, rank = digest_of(opinion_of(conf.current().book)), RANKS.index(kind)
     last = (rank, name) if releases else (rank + 1, "")

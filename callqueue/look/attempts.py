@@ -1,5 +1,5 @@
-"""What attempts do now: what is in flight, how fast each rule's were answered over the last minute,
-which processes take calls, and from which queues nobody does. One statement for all rules.
+"""What attempts do now, how fast, which processes take calls, which queues nobody does. One
+statement.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class Flight:
 
 @dataclass(frozen=True)
 class Pace:
-    """A rule's attempts over the last minute."""
-
     per_second: float = 0.0  # answered
     latency: float = 0.0  # mean seconds from release to answer; 0: none was
     is_stamped: bool = True  # False: some were answered, of none is known when it was sent
@@ -59,8 +57,6 @@ class Stall:
 
 @dataclass(frozen=True)
 class Attempts:
-    """What is in flight by rule, at which pace, and who takes calls."""
-
     flights: Mapping[str, Flight]
     paces: Mapping[str, Pace]
     workers: Sequence[Us]  # when each process began one of the newest last, the latest first
@@ -68,9 +64,7 @@ class Attempts:
 
 
 def read(using: str, names: Sequence[str], now: Us) -> Attempts:
-    """What attempts of these rules do as of `now`, in microseconds. Reads what is open, and what
-    was answered in the last minute.
-    """
+    """What attempts of these rules do as of `now`, and did in the last minute."""
     flights: dict[str, Flight] = {}
     answered: dict[str, list[tuple[int, int, bool]]] = {name: [] for name in names}
     unbegun: dict[str, list[tuple[str, int, Us]]] = {}  # by queue: rule, calls, since when
@@ -112,9 +106,7 @@ _OPEN, _ANSWERED, _WORKER = 0, 1, 2
 
 
 def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
-    """The statement and its parameters. Its rows: kind, rule or worker, queue, how many, how many
-    of them begun (or whether any is stamped), microseconds, and when a worker began the last.
-    """
+    """Rows: kind, rule or worker, queue, count, begun (or stamped), microseconds, last begin."""
     table = tables.name(using, "CallAttempt")
     released, started, ended = (
         micros_sql(using, name) for name in ("released_at", "started_at", "finished_at")
@@ -153,7 +145,6 @@ def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
 
 
 def _pace(listed: Sequence[tuple[int, int, bool]]) -> Pace:
-    """By queue: so many, microseconds together, and whether any is stamped."""
     if not (many := sum(count for count, _, _ in listed)):
         return Pace()
     latency = sum(us for _, us, _ in listed) / SECOND / many
@@ -161,9 +152,7 @@ def _pace(listed: Sequence[tuple[int, int, bool]]) -> Pace:
 
 
 def newest_pace(using: str, rule: str) -> Pace:
-    """The pace of a rule's latest attempts, however long ago they were: how fast they followed each
-    other is not known.
-    """
+    """The pace of a rule's latest attempts, however long ago they were."""
     ended = tables.attempts(using).charged().filter(rule=rule, finished_at__isnull=False)
     slot = Coalesce("send_at", "released_at")
     columns = (slot, "released_at", "sent_at", "finished_at")

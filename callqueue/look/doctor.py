@@ -1,8 +1,6 @@
 """Doctor: examines what callqueue needs, from the settings to the workers, and says what to do
-about what is wrong.
-
-Out: one Check for each thing, with the reason and the remedy. Changes nothing. What cannot be found
-out in a few seconds counts as wrong, and so does an examination that fails.
+about what is wrong. Changes nothing. What cannot be found out in a few seconds counts as wrong, and
+so does an examination that fails.
 """
 
 from __future__ import annotations
@@ -106,9 +104,7 @@ class Facts:
 
 
 def examine(using: str) -> list[Check]:
-    """All checks. Without settings, database or tables, those that need them are left out: they
-    would say the same.
-    """
+    """All checks; without settings, database or tables, not those that need them."""
     facts, checks = Facts(using), list[Check]()
     for name in ALL:
         if name == "database" and conf.problems():
@@ -122,7 +118,6 @@ def examine(using: str) -> list[Check]:
 
 
 def examined(name: str, facts: Facts) -> Check:
-    """One of them. That it could not be made is a finding too."""
     try:
         detail = database.persist(facts.using, lambda: ALL[name](facts), during="doctor", seconds=1)
         return Check(name, True, detail)
@@ -156,7 +151,6 @@ def broker_refusal() -> str:
 
 
 def _settings(facts: Facts) -> str:
-    """No system check finds an error; warnings are told."""
     found = run_checks(tags=["callqueue"], include_deployment_checks=True)
     said = [one for one in found if not one.is_silenced()]
     if facts.runs_alone:  # no broker drops anything
@@ -208,7 +202,6 @@ def _visibility_timeout(facts: Facts) -> str:
 
 
 def _database(facts: Facts) -> str:
-    """The database answers, and can be written to."""
     if refusal := database_refusal(facts.using):
         raise Wrong(refusal, f"start the database server, or correct DATABASES[{facts.using!r}]")
     if database.is_standby(facts.using):
@@ -247,7 +240,6 @@ def _clock(facts: Facts) -> str:
 
 
 def _schedule(facts: Facts) -> str:
-    """The periodic tasks are scheduled in one place at most, and beat runs."""
     app = _celery_app()
     entries = (app.conf.beat_schedule or {}).items()
     in_settings = {entry.get("task"): name for name, entry in entries}.get(periodic.DISPENSER)
@@ -304,7 +296,6 @@ def _dispenser(facts: Facts) -> str:
 
 
 def _agreement(facts: Facts) -> str:
-    """All dispensers have the same limits, and so has this process."""
     here = opinion_of(conf.current().book)
     digests = {one.digest for one in facts.look.dispensers if one.digest}
     if found := in_force.disagreements(facts.using, digests, here=here):
@@ -317,7 +308,6 @@ def _agreement(facts: Facts) -> str:
 
 
 def _one_broker(facts: Facts) -> str:
-    """Dispensers publish to this process's broker, where these workers are."""
     here = the_broker.address(_celery_app())
     others = [one for one in facts.look.dispensers if one.broker not in ("", here)]
     if here and others:
@@ -330,7 +320,6 @@ def _one_broker(facts: Facts) -> str:
 
 
 def _workers(facts: Facts) -> str:
-    """A worker listens on every queue that a rule, a callback or a chore of beat's names."""
     if facts.runs_alone:
         return RUNS
     if _is_eager():
@@ -353,7 +342,6 @@ def _workers(facts: Facts) -> str:
 
 
 def _calls(facts: Facts) -> str:
-    """Calls are sent and begun, and none waits under a rule that is gone."""
     known = conf.current().rules
     if gone := [name for name in ready_calls.rules_of_ready(facts.using) if name not in known]:
         raise Wrong(
@@ -443,7 +431,6 @@ def _queues_of_rules(using: str) -> set[str]:
 
 
 def _queues_of_plain_tasks(using: str) -> set[str]:
-    """The queues of what is sent beside calls: callbacks of the newest calls, and beat's chores."""
     newest = tables.calls(using).order_by("-pk").values_list("callback", flat=True)[:NEWEST]
     wanted = {(str(name), "") for name in newest if name} | set(periodic.scheduled(_celery_app()))
     return {the_broker.queue_of(_celery_app(), name, queue) for name, queue in wanted}

@@ -1,8 +1,4 @@
-"""When a backlog is gone: in closed form, from the limits that it must pass. Pure.
-
-In: a gate for each limit, as it is charged now, and what else is known. Out: seconds, or None where
-nobody can say. A simulation of each call, in the tests, is its judge.
-"""
+"""When a backlog is gone, in closed form, in seconds; None where nobody can say. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +35,6 @@ class Gate:
 
     @property
     def is_full(self) -> bool:
-        """Whether a call of the usual cost does not fit now."""
         return (self.emptiest or self.meter).free < max(1, round(self.cost))
 
     def amount(self, calls: float) -> float:
@@ -55,7 +50,6 @@ class Gate:
         return self.cost if self.limit.keeps_level or not whole else self.limit.capacity / whole
 
     def seconds(self, amount: float, now: Us) -> float | None:
-        """Seconds until so much has passed; None where nobody can say."""
         way = WAY_S if self.charged_s and self.waits_for_answers else 0.0
         charged = self.charged_s + way
         evenly = self.limit.seconds_until_gone(self.meter, amount, now, charged)
@@ -71,16 +65,13 @@ class Gate:
         return not self.limit.ages_unanswered or self.limit.keeps_level
 
     def last_period(self, amount: float, now: Us) -> tuple[float, float]:
-        """When the period begins in which the last of it passes, in seconds, and the share of the
-        backlog that is left for it.
-        """
+        """When the last period of it begins, in seconds, and the share that is left for it."""
         if not amount:
             return 0.0, 0.0
         start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)
         return start, left / amount
 
     def at(self, seconds: float, now: Us) -> Gate:
-        """The gate so much later, when what is charged now has gone."""
         limit = self.limit
         if seconds * SECOND < limit.window_us or limit.is_calendar:
             return self
@@ -91,9 +82,7 @@ class Gate:
 
 
 def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
-    """Seconds until so many calls have passed all of these gates, which they come to now; None
-    where nobody can say. 0 without gates.
-    """
+    """Seconds until so many calls have passed all of these gates; None where nobody can say."""
     taken = 0.0
     for _ in range(TURNS):
         found = _passed(list(_with_incoming(gates, taken)), calls, now)
@@ -108,7 +97,7 @@ def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
 
 
 def _passed(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
-    """Of each gate the whole periods, and then the others for what is left."""
+    # of each gate the whole periods, and then the others for what is left
     longest = 0.0
     for gate in gates:
         alone = gate.seconds(gate.amount(calls), now)
@@ -126,13 +115,11 @@ def _passed(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
 
 
 def _with_incoming(gates: Sequence[Gate], taken: float) -> Iterator[Gate]:
-    """The gates with what comes in before the backlog within so many seconds."""
     for gate in gates:
         yield replace(gate, before=gate.before + gate.incoming * taken)
 
 
 def _is_taken(gate: Gate) -> bool:
-    """Whether those that go before take all of it."""
     limit = gate.limit
     each_s = gate.charged_s if limit.counts_in_flight else limit.period_us / SECOND
     n = getattr(limit, "n", limit.capacity)

@@ -1,6 +1,4 @@
-"""How far every limit is used now, as a pass would see it: exact in every unit, queue and key,
-since the ledger says so. A handful of statements for all rules.
-"""
+"""How far every limit is used now, as a pass would see it. A handful of statements."""
 
 from __future__ import annotations
 
@@ -44,7 +42,6 @@ class LimitLook:
 
     @property
     def name(self) -> str:
-        """What people call it."""
         return self.budget.limit.label
 
     @property
@@ -52,16 +49,13 @@ class LimitLook:
         return self.free <= 0
 
     def note(self, latency: float) -> str:
-        """What it is used up by, where that is calls in flight, of so many seconds; empty
-        otherwise.
-        """
+        """What uses it up, where that is calls in flight, of so many seconds; empty otherwise."""
         if self.free or not latency or 2 * self.in_flight < self.used:
             return ""
         return in_flight_note(self.in_flight, self.budget.limit.unit, latency)
 
 
 def in_flight_note(amount: int, unit: str, latency: float) -> str:
-    """What uses up a limit: so many calls in flight (or of another unit), of so many seconds."""
     values = {"count": amount, "unit": unit, "each": words.duration(latency)}
     if unit != "calls":
         text = _("used up by %(count)d %(unit)s of calls in flight, which take %(each)s each")
@@ -83,10 +77,11 @@ def read(
     key: str | None = None,
     backlog: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, list[LimitLook]], Mapping[str, str]]:
-    """The limits of each of these rules, in the settings' order; those per key as they are for this
-    key, where one is asked for. And by rule, the budget for which its next call waited in the last
-    pass, by id, as its row says. `backlog`: by rule, the most calls that anybody asks about; when a
-    limit with room for them opens is read of none.
+    """The limits of each of these rules, in the settings' order; those per key as they are for
+    `key`. And by rule, the id of the budget for which its next call waited in the last pass.
+
+    `backlog`: by rule, the most calls that anybody asks about; when a limit with room for them
+    opens is read of none.
     """
     groups = {book.groups[name] for name in names}
     rules = sorted(rule for group in groups for rule in group)
@@ -116,7 +111,6 @@ def read(
 
 
 def unused(book: Book, budget: Budget, now: Us) -> LimitLook:
-    """A limit of which nothing has ever been used."""
     limit = budget.limit
     meter = limit.meter_with(limit.capacity, now)
     lanes = len(book.queues_of(budget)) if limit.is_per_queue else 1
@@ -216,12 +210,12 @@ def _meter(
     spread: Spread,
     in_flight: int,
 ) -> Meter:
-    """Of the fullest value. A tally knows how much it holds; the sums, when that leaves."""
     limit, now = budget.limit, account.now
     if value not in meters:
         return limit.meter_with(limit.capacity, now)
     if not is_tallied(limit) or limit.keeps_level:
         return meters[value]
+    # A tally knows how much it holds; the sums, when that leaves.
     aged = _shared_out(max(0, meters[value].used - in_flight), spread, now)
     return limit.meter(Usage(in_flight, aged, limit.horizon(now)), now)
 
@@ -250,9 +244,9 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us
 def _ends(
     account: ledger.Account, budgets: Sequence[Budget], *, is_whole: bool
 ) -> dict[str, list[tuple[Us, int]]]:
-    """By budget, how many calls ended when: of a window that is shorter than sums are wide, all,
-    by small parts; of others the first, for whose leave a pass waits. Of all rules, what has room
-    is not asked about. One statement for many of them.
+    """By budget, how many calls ended when: all, by small parts, of a window shorter than sums are
+    wide; of others the first, for whose leave a pass waits. Of all rules, what has room is not
+    asked about. One statement for many.
     """
     using, found = account.using, dict[str, list[tuple[Us, int]]]()
     selects, end = list[tuple[str, list[object]]](), as_parameter(using, from_us(account.now))
@@ -312,7 +306,6 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
 
 
 def _width(window_us: int) -> int:
-    """The stretches that tell enough of a window."""
     return sums.MINUTE_S if window_us <= sums.HOUR_S * SECOND else sums.QUARTER_S
 
 

@@ -38,22 +38,18 @@ TROUBLES = STATES[:5]
 
 @dataclass(frozen=True)
 class HoldLook:
-    """A hold in force. `source`: who laid it."""
-
     rule: str
     per: str
     value: str
     until: datetime | None
     reason: str
-    source: str
+    source: str  # who laid it
 
     @property
     def is_on_keys(self) -> bool:
-        """Whether it keeps back the calls of some keys, and not of all."""
         return self.per not in ("rule", "queue")
 
     def is_on_key(self, key: str | None) -> bool:
-        """Whether it keeps back the calls of this key."""
         return self.is_on_keys and key is not None and key_part(key, self.per) == self.value
 
     def seconds(self, wall: Us) -> float:
@@ -63,8 +59,6 @@ class HoldLook:
 
 @dataclass(frozen=True)
 class RuleLook:
-    """Where one rule stands."""
-
     name: str
     rule: Rule
     now: Us
@@ -88,25 +82,22 @@ class RuleLook:
 
     @cached_property
     def hold(self) -> HoldLook | None:
-        """What holds the whole rule."""
         return self.hold_on(None)
 
     def hold_on(self, key: str | None) -> HoldLook | None:
-        """Which hold binds, for calls of this key, or for all: of several the last to end. Queues
-        that are all held count as one hold, which ends when the first lets go.
-        """
+        """The hold that binds, for this key or for all: the last to end."""
         binding = [one for one in self.holds if one.per == "rule" or one.is_on_key(key)]
         on_queues: dict[str, HoldLook] = {}
         for one in sorted(self.holds, key=self.ends_in):
             if one.per == "queue":
                 on_queues[one.value] = one
+        # Queues that are all held count as one hold, which ends when the first lets go.
         if all(queue in on_queues for queue in self.rule.queue_names):
             of_queues = [on_queues[queue] for queue in self.rule.queue_names]
             binding.append(min(of_queues, key=self.ends_in))
         return max(binding, key=self.ends_in, default=None)
 
     def ends_in(self, hold: HoldLook) -> float:
-        """Seconds until a hold ends."""
         return hold.seconds(self.now + self.moved)
 
     def shown(self, instant: Us) -> datetime:
@@ -115,7 +106,6 @@ class RuleLook:
 
     @property
     def held_s(self) -> float:
-        """Seconds until the whole rule is not held any more."""
         return 0.0 if self.hold is None else self.ends_in(self.hold)
 
     @property
@@ -126,8 +116,8 @@ class RuleLook:
 
     @property
     def binding(self) -> LimitLook | None:
-        """The limit that keeps the next call back: of those that are full, the one for which the
-        last pass says that it waited, else the last to open.
+        """The full limit that the last pass says that its next call waited for, or the last to
+        open.
         """
         full = [one for one, gate in zip(self.limits, self.gates, strict=True) if gate.is_full]
         named = [one for one in full if one.budget.id == self.waited_for]
@@ -148,7 +138,6 @@ class RuleLook:
 
     @property
     def state(self) -> str:
-        """What it is doing: the worst that can be said of it."""
         if self.troubles:
             return self.troubles[0]
         if not self._has_waited:
@@ -157,13 +146,10 @@ class RuleLook:
 
     @property
     def is_growing(self) -> bool:
-        """Whether more come in than go out, and calls wait."""
         return self._has_waited and self.incoming > GROWING * self.pace.per_second
 
     def seconds(self, calls: int | None = None, *, more: int = 0) -> float | None:
-        """Seconds until so many of the calls that are due are answered, all of them by default, or
-        with so many more; None where nobody can say: see `why_unknown`.
-        """
+        """Seconds until so many calls are answered; None: nobody can say, see `why_unknown`."""
         calls = self.waits.ready + more if calls is None else calls
         if not calls:
             return 0.0
@@ -176,9 +162,7 @@ class RuleLook:
         return None if kept == FOREVER else max(self.held_s + passed, kept) + self.pace.latency
 
     def released_s(self, calls: int, gates: Sequence[Gate]) -> float | None:
-        """Seconds until so many calls have passed these gates and been released, once nothing holds
-        them; None where nobody can say.
-        """
+        """Seconds until so many calls have passed these gates, once nothing holds them."""
         if self._why_stopped:
             return None
         passed = estimate.seconds(gates, calls, self.now)
@@ -194,9 +178,7 @@ class RuleLook:
     def slowest(
         self, calls: int, pairs: Iterable[tuple[LimitLook, Gate]] | None = None
     ) -> LimitLook | None:
-        """The limit that holds so many calls longest, of these with their gates, or of its own;
-        None where none does.
-        """
+        """The limit that holds so many calls longest, of these with their gates, or of its own."""
         pairs = zip(self.limits, self.gates, strict=True) if pairs is None else pairs
         taken = [(gate.seconds(gate.amount(calls), self.now) or 0.0, one) for one, gate in pairs]
         return max([one for one in taken if one[0]], key=itemgetter(0), default=(0.0, None))[1]
@@ -233,7 +215,6 @@ class RuleLook:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether calls wait that something should let go, and nothing goes."""
         return (
             self._has_waited
             and self.is_dispensing
@@ -244,8 +225,8 @@ class RuleLook:
 
 
 def explains_pace(gate: Gate) -> bool:
-    """Whether it is the limit, and not the workers, that calls have waited for lately. One of short
-    periods opens again and again: what went meanwhile is what the workers made.
+    """Whether calls wait for the limit, not for workers. One of short periods opens again and
+    again.
     """
     limit = gate.limit
     is_short = (
@@ -256,10 +237,7 @@ def explains_pace(gate: Gate) -> bool:
 
 @dataclass(frozen=True)
 class Look:
-    """All rules at one moment, in the settings' order, and what concerns them all.
-
-    Microseconds are ledger time that was `moved` so far; a datetime is as the clock shows it.
-    """
+    """All rules at one moment. Microseconds are ledger time; datetimes as the clock shows them."""
 
     now: Us
     moved: int
@@ -274,7 +252,6 @@ class Look:
 
     @property
     def time(self) -> datetime:
-        """The moment, as the database's clock shows it."""
         return self.shown(self.now)
 
     def shown(self, instant: Us) -> datetime:
@@ -283,20 +260,16 @@ class Look:
 
     @property
     def dispensers(self) -> list[Sign]:
-        """Those that run."""
         return [one for one in self.signs if one.is_alive]
 
     def rule(self, name: str) -> RuleLook:
-        """The rule of this name. KeyError where the look has none."""
         for one in self.rules:
             if one.name == name:
                 return one
         raise KeyError(name)
 
     def with_more(self, more: Mapping[str, int]) -> list[RuleLook]:
-        """The rules as if so many calls more came to each, by its name: where rules share a limit,
-        those of the others stand before a rule's own.
-        """
+        """The rules as if so many calls more came; those of others that share a limit go first."""
         found = []
         for rule in self.rules:
             gates = [
@@ -310,7 +283,6 @@ class Look:
 
     @property
     def worst_first(self) -> list[RuleLook]:
-        """The rules, the worst first, and there by name."""
         return sorted(self.rules, key=lambda one: (STATES.index(one.state), one.name))
 
 

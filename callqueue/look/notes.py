@@ -1,6 +1,4 @@
-"""What an operator should be told, worst first: one list of judgements for pages, commands and the
-doctor.
-"""
+"""What an operator should be told, worst first: one list of judgements for every door."""
 
 from __future__ import annotations
 
@@ -46,7 +44,6 @@ class Note:
 
 
 def notes(look: Look) -> list[Note]:
-    """What there is to say, the worst first."""
     order = (BAD, ODD, WELL)
     return sorted(_notes(look), key=lambda note: order.index(note.kind))
 
@@ -97,7 +94,6 @@ def _dispensers(look: Look) -> Note:
 
 
 def _stalls(look: Look) -> Iterator[Note]:
-    """The queues that nobody takes calls from: one cause, however many rules it concerns."""
     names = {rule.name for rule in look.rules}
     stalls = [one for one in look.stalls if names.intersection(one.rules)]
     if not stalls:
@@ -177,7 +173,6 @@ def _limits(look: Look) -> Iterator[Note]:
 
 
 def _failures(look: Look) -> Iterator[Note]:
-    """What failed and was throttled in the last hour, and up to when that is known."""
     failed = sum(rule.recent.hour.failed for rule in look.rules)
     throttled = sum(rule.recent.hour.throttled for rule in look.rules)
     is_behind = 0 < look.summed_until < look.now - BEHIND_S * SECOND

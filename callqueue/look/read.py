@@ -1,6 +1,4 @@
-"""Reads where every rule stands: one look at one moment, which pages, commands, metrics and
-forecasts render. Some thirteen statements, however many rules, keys, holds and calls there are.
-"""
+"""Reads where every rule stands at one moment: some thirteen statements, whatever there is."""
 
 from __future__ import annotations
 
@@ -46,10 +44,11 @@ def look(
     rates: Mapping[str, str] | None = None,
     key: str | None = None,
 ) -> Look:
-    """Where these rules stand, or all, as of one moment. `rates`: as if these limits had other
-    rates (id in the settings -> rate), with what is in force in `before`; `key`: with holds and
-    limits per key as they are for this key, and the pace of the newest calls where none was
-    answered lately.
+    """Where these rules stand, or all, as of one moment.
+
+    `rates`: as if these limits had other rates (id in the settings -> rate), with what is in force
+    in `before`. `key`: with holds and limits per key as they are for this key, and the pace of the
+    newest calls where none was answered lately.
     """
     with database.one_view(using):
         now, moved, summed_until, version, signs = _moment(using)
@@ -75,7 +74,7 @@ def look(
 
 
 def _with_rates(known: _Known, seen: Look, rates: Mapping[str, str]) -> Look:
-    """Whether workers are slow is judged by the limits as they were."""
+    # Whether workers are slow is judged by the limits as they were.
     then = known.with_book(seen.book.with_rates(rates))
     found = [replace(_rule(then, one.name), is_limited=one.is_limited) for one in seen.rules]
     return replace(seen, book=then.book, rules=found, before=seen)
@@ -84,9 +83,7 @@ def _with_rates(known: _Known, seen: Look, rates: Mapping[str, str]) -> Look:
 def idle(
     using: str, name: str, calls: int, *, latency: float, keys: int = 1, cost: Cost = 1
 ) -> RuleLook:
-    """The rule as if nothing had ever been sent, workers were plenty, each call took `latency`
-    seconds and cost so much, and so many waited, spread over so many keys.
-    """
+    """The rule as if nothing was ever sent, workers were plenty, and so many calls waited."""
     now, moved, _, version, _ = _moment(using)
     book = settings.book_in_force(using, at=version).moved_by(moved)
     waits = Waiting(ready=calls, sizes=[(-(-calls // keys), keys)])
@@ -128,10 +125,7 @@ def _rule(known: _Known, name: str) -> RuleLook:
 
 
 def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
-    """The instant that it is now, how far the ledger was moved, up to when everything that had
-    ended is added up (0 where nothing ever was), the version of the settings in force, and every
-    dispenser's last sign of life. One statement.
-    """
+    """Now, how far the ledger was moved, until when ends are summed, version, signs of life."""
     sql = (
         f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
         f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "
@@ -205,7 +199,6 @@ class _Known:
         )
 
     def with_book(self, book: Book) -> _Known:
-        """The same, with the limits of another book."""
         listed, _ = limits.read(self.using, book, list(self.waits), self.now)
         return replace(self, book=book, limits=listed)
 
@@ -243,7 +236,6 @@ def _priority(known: _Known, name: str) -> int:
 
 
 def _charged_s(known: _Known, name: str, one: LimitLook) -> float:
-    """For how many seconds a call is charged before it ages; 0 where nobody knows."""
     limit, pace = one.budget.limit, known.attempts.paces[name]
     is_told = pace.is_stamped and not is_tallied(limit)
     return estimate.charged_s(limit, pace.latency, late=pace.late, is_told=is_told)
@@ -380,9 +372,7 @@ def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
 def largest_keys(
     using: str, rule: str, most: int, now: Us
 ) -> tuple[list[tuple[str, int, bool]], int]:
-    """The keys of a rule that have most calls ready, how many, and whether each is held; and the
-    count of all its keys. One statement, which reads an index entry for each call.
-    """
+    """The keys with most calls ready, how many, whether held; and the count of all keys."""
     key, value, until = (quoted(using, name) for name in ("key", "value", "until"))
     held = (
         f"SELECT 1 FROM {tables.name(using, 'Hold')} h WHERE h.rule = %s "

@@ -1,6 +1,4 @@
-"""What waits: how many calls of each rule, how they are spread over its keys, and how many come in.
-Exact; one statement for all rules, or two where much is due later.
-"""
+"""What waits of each rule, how it is spread over keys, and how many come in."""
 
 from __future__ import annotations
 
@@ -41,7 +39,6 @@ class Waiting:
 
     @property
     def calls(self) -> int:
-        """All of them."""
         return self.ready + self.later
 
 
@@ -49,8 +46,8 @@ def read(
     using: str, names: Sequence[str], keyed: Collection[str], now: Us, moved: int
 ) -> tuple[dict[str, Waiting], Mapping[str, float]]:
     """What waits of each of these rules; of `keyed` ones also how it is spread over keys, which
-    takes thrice as long to count. And by rule, calls that come in each second, over the last
-    minute before now: a burst that is over is none.
+    takes thrice as long to count. And by rule, calls that come in each second, over the last minute
+    before now: a burst that is over is none.
     """
     found = {name: Waiting() for name in names}
     created: list[tuple[str, int, int, int]] = []
@@ -85,9 +82,9 @@ _LATER, _READY, _CREATED = range(3)
 def _counts_sql(
     using: str, names: Sequence[str], keyed: Collection[str], now: Us, moved: int
 ) -> tuple[str, Sequence[Any]]:
-    """The statement and its parameters. Its rows: what waits, a rule, so many calls, of how many
-    keys each, and when the oldest was due. Of the newest calls: in which part of the last minute so
-    many came in, and when the first of those did.
+    """Its rows: what waits, a rule, so many calls, of how many keys each, and when the oldest was
+    due; of the newest calls, in which part of the last minute so many came in, and when the first
+    did.
     """
     table, key = tables.name(using, "CallQueue"), quoted(using, "key")
     later = (
@@ -132,7 +129,7 @@ def _all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _incoming(created: Sequence[tuple[str, int, int, int]], now: Us) -> Mapping[str, float]:
-    """By rule, calls that come in each second, from (rule, how many, in which part, since when)."""
+    # each of `created`: rule, how many, in which part, since when
     first, width = 0, RECENT_S * SECOND // PARTS  # the first part that was read whole
     if sum(count for _, count, _, _ in created) >= NEWEST:
         first = PARTS - max(1, (now - min(us for *_, us in created)) // width)

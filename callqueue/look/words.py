@@ -1,6 +1,4 @@
-"""Durations and counts in words, in the reader's language: for the admin, the commands and the
-forecast.
-"""
+"""Durations and counts in words, in the reader's language."""
 
 from __future__ import annotations
 
@@ -84,7 +82,6 @@ def _rest(
 
 @lru_cache
 def _locale(language: str) -> Locale:
-    """The words of a language; English where arrow has none of it."""
     for name in (language, language.partition("-")[0]):
         try:
             return get_locale(name)
