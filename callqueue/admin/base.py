@@ -1,6 +1,4 @@
-"""What every class of the app's admin shares: who may do what, how lists are sorted and filtered,
-and pages of its own.
-"""
+"""What every class of the app's admin shares: who may do what, sorting and filters, own pages."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from django.utils.text import capfirst
 
 
 class OwnList(ChangeList):
-    """A change list that is sorted by the columns that it offers. Django's heeds any column that an
-    address names.
-    """
+    """A change list that is sorted by the columns that it offers, and not by others."""
 
     def get_ordering_field(self, field_name: Any) -> Any:
         is_offered = field_name in (self.sortable_by or ())
@@ -46,7 +42,6 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Headed by what it lists."""
         more = {"title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
         return super().changelist_view(request, more)
 
@@ -54,7 +49,6 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return OwnList
 
     def check_may_view(self, request: HttpRequest) -> None:
-        """PermissionDenied for those who may not view the rows."""
         if not self.has_view_permission(request):
             raise PermissionDenied
 
@@ -67,7 +61,6 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         *,
         status: int = 200,
     ) -> TemplateResponse:
-        """A page of the app's own, with what every page of the admin shows."""
         common = {
             **self.admin_site.each_context(request),
             "title": title,
@@ -88,16 +81,13 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def may(request: HttpRequest, permission: str) -> bool:
-    """Whether the user has this permission of the app."""
     return bool(request.user.has_perm(f"callqueue.{permission}"))
 
 
 def user_id(request: HttpRequest) -> int:
-    """The number of the user, who is logged in."""
     pk: int = request.user.pk  # type: ignore[assignment]
     return pk
 
 
 def log_change(user_id: int, row: Model, what: str) -> None:
-    """Write into the admin's log what a user did to a row."""
     LogEntry.objects.log_actions(user_id, [row], CHANGE, what, single_object=True)

@@ -1,9 +1,4 @@
-"""What may be done to the calls that are selected in the list, or to the one of a page: requeue,
-cancel.
-
-One page says what would be done, and asks. One request works for some seconds: of more calls than
-that, it says that some are left.
-"""
+"""Requeue and cancel, for the calls that are selected in the list or the one of a page."""
 
 from __future__ import annotations
 
@@ -42,8 +37,6 @@ REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
 
 
 class CallActions(OwnAdmin):
-    """The actions of the list of calls, and who may do them, each by a permission of its own."""
-
     def has_requeue_call_permission(self, request: HttpRequest) -> bool:
         return may(request, "requeue_call")
 
@@ -62,7 +55,7 @@ class CallActions(OwnAdmin):
         return self._do(request, queryset, CANCEL)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """Many calls are deleted by callqueue_cleanup, in short batches."""
+        # Many calls are deleted by callqueue_cleanup, in short batches.
         found = super().get_actions(request)
         found.pop("delete_selected", None)
         return found
@@ -94,7 +87,7 @@ class CallActions(OwnAdmin):
     def _work(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, choice: str
     ) -> None:
-        """For WORKS_S seconds, with the calls that were there when it was asked."""
+        """Work for at most WORKS_S seconds, on the calls that were there when it was asked."""
         until, began = number_in(request.POST.get("until")), time.monotonic()
         move, word = Move.CANCEL, _("Cancelled")
         if action == REQUEUE:
@@ -187,7 +180,6 @@ def _log(user_id: int, word: str, calls: Sequence[CallQueue], before: Mapping[in
 
 
 def page_of(pk: int) -> str:
-    """The page of a call."""
     return reverse("admin:callqueue_callqueue_change", args=[pk])
 
 
@@ -197,7 +189,6 @@ def _newest(using: str) -> int:
 
 
 def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
-    """How many there are by rule and status. One statement."""
     counted = calls.order_by().values_list("rule", "status").annotate(Count("pk"))
     return Counter({(rule, status): count for rule, status, count in counted})
 

@@ -1,8 +1,4 @@
-"""One call for a person to read: the request, what happened when, every attempt with its answer,
-why it waits.
-
-In: a call. Out: plain values for a template, redacted; the template escapes them. Changes nothing.
-"""
+"""One call for a person to read: plain values for a template, redacted; the template escapes."""
 
 from __future__ import annotations
 
@@ -35,13 +31,9 @@ BINARY = 0.1  # the share of characters that are none from which on a body is no
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a call, or will; `after` is the time since the one before. The
-    date is shown where it is new. `attempt`: what an attempt has to show, where it is one.
-    """
-
     at: datetime
-    shown_at: str
-    after: str
+    shown_at: str  # with its date where that is new
+    after: str  # the time since the one before
     what: str
     kind: str
     attempt: ShownAttempt | None
@@ -49,10 +41,8 @@ class Event:
 
 @dataclass(frozen=True)
 class ShownAttempt:
-    """An attempt as it is shown. `steps`: how it went, each with the time since the one before."""
-
     row: CallAttempt
-    steps: list[tuple[str, str]]
+    steps: list[tuple[str, str]]  # how it went, each with the time since the one before
     headers: dict[str, Any]
     body: str
     note: str
@@ -60,7 +50,6 @@ class ShownAttempt:
 
 
 def context_of(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
-    """What the page of a call shows."""
     every = CallAttempt.objects.using(call._state.db or "default").filter(call_id=call.pk)
     newest = list(every.order_by("-id").defer("response_body")[: ATTEMPTS + 1])
     bodies = dict(every.order_by("-id").values_list("pk", "response_body")[:BODIES])
@@ -94,7 +83,6 @@ def cost_in_words(cost: Any) -> str:
 
 
 def kind_of(status: int) -> str:
-    """The name of a status as a CSS class has it."""
     return conf.NAMES_OF_STATUS.get(status, "other")
 
 

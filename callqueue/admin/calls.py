@@ -1,8 +1,4 @@
-"""Calls in the admin: the list, the page of one call, the dashboard, and what may be done there.
-
-Staff who may only view see everything, redacted, and can do nothing. Every change goes by POST and
-into the log.
-"""
+"""Calls in the admin: the list, the pages of one call, and what may be done there."""
 
 from __future__ import annotations
 
@@ -38,8 +34,6 @@ from callqueue.security.redaction import redact_text
 
 
 class CallQueueAdmin(LongAdmin, CallActions):
-    """The admin of calls."""
-
     list_display = (
         "id",
         "shown_status",
@@ -130,7 +124,6 @@ class CallQueueAdmin(LongAdmin, CallActions):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """The call and its attempts, to read. Nothing is changed by Django's form."""
         call = self._found(request, object_id)
         if call is None:
             return self._gone(request, object_id)
@@ -169,7 +162,6 @@ class CallQueueAdmin(LongAdmin, CallActions):
         }
 
     def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Change the request of a call that failed, and requeue it."""
         call = self._found(request, object_id)
         if call is None:
             return self._gone(request, object_id)
@@ -198,7 +190,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
         return self.page(request, "callqueue/edit.html", title, context, status=status)
 
     def _edit(self, request: HttpRequest, call: CallQueue, text: str) -> str:
-        """What is wrong; empty once it is saved."""
+        """Save the edit; what is wrong with it, empty once it is saved."""
         was = call.get_status_display()
         try:
             changed = edit_call.save(call, edit_call.read(text, call.call_data))

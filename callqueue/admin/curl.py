@@ -1,8 +1,4 @@
-"""A call as a curl command that is safe to paste: without its secrets, and without anything that a
-shell or a terminal would act on.
-
-A method and params as they are stored enter; one line leaves. Secrets become "$NAME".
-"""
+"""A call as a curl command that is safe to paste: no secrets, nothing that a shell acts on."""
 
 from __future__ import annotations
 
@@ -22,9 +18,8 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # "@file: x" would be
 
 
 def as_curl(method: str, params: Any) -> str:
-    """The call as a command for a shell, safe to paste; empty for what is not HTTP.
-
-    Secrets become "$NAME", to be set in the environment; what would be redacted is.
+    """The call as one line for a shell; empty for what is not HTTP. Secrets become "$NAME", to be
+    set in the environment; what would be redacted is.
     """
     if str(method).lower() not in HTTP_METHODS or not isinstance(params, Mapping):
         return ""
@@ -54,7 +49,6 @@ def as_curl(method: str, params: Any) -> str:
 
 
 def _marked(value: Any) -> Any:
-    """The value with marked names in place of secrets. What was redacted is not too deep for it."""
     if isinstance(value, Secret):
         return _BEGIN + re.sub(r"\W|^(?=\d)", "_", value.name, flags=re.ASCII) + _END
     if isinstance(value, str):

@@ -1,7 +1,4 @@
-"""The dashboard: whether all is well, and where every rule stands, a row each, the worst first.
-
-In: a request. Out: a page, which fetches itself again and again. Nothing here counts anything.
-"""
+"""The dashboard: whether all is well, and where every rule stands. Nothing here counts anything."""
 
 from __future__ import annotations
 
@@ -90,7 +87,6 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
 
 
 def note_url(note: Note) -> str:
-    """Where a sentence leads."""
     if note.what == "differ":
         return "#cq-differ"
     if note.what == "failures" and note.kind == ODD:
@@ -99,7 +95,6 @@ def note_url(note: Note) -> str:
 
 
 def attempts_url(**query: str) -> str:
-    """The list of these attempts."""
     return f"{reverse('admin:callqueue_callattempt_changelist')}?{urlencode(query)}"
 
 
@@ -140,21 +135,17 @@ def _row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
 
 
 def states(rule: RuleLook) -> list[tuple[Any, str]]:
-    """All that is wrong with a rule, or what it does: each with its hue."""
     return [STATES[one] for one in rule.troubles or (rule.state,)]
 
 
 def flow(rule: RuleLook) -> str:
-    """What comes in and what goes out, where anything does."""
     if not rule.incoming and not rule.pace.per_second:
         return ""
     return f"{words.rate(rule.incoming)} → {words.rate(rule.pace.per_second)}"
 
 
 def done_of(rule: RuleLook) -> str:
-    """When what is due is done: a clock time, "–" where nobody can say, nothing where there is
-    nothing; and of a backlog that grows, that it does.
-    """
+    """When what is due is done: a clock time, "–" where nobody can say; or that it grows."""
     if not rule.waits.ready:
         return ""
     if (seconds := rule.seconds()) is None:
@@ -181,7 +172,6 @@ def _share(limit: LimitLook) -> float:
 
 
 def short_name(limit: LimitLook) -> str:
-    """A limit's name and rate, with its unit where that is not calls."""
     kind = limit.budget.limit
     if kind.counts_in_flight:
         return kind.label

@@ -1,10 +1,9 @@
 """Editing the request of a call that failed, without ever showing what is secret in it: the
 reader's text is laid over the stored request, by the names of its dicts.
 
-What is shown is redacted; where the text comes back as it was shown, the stored value stays. Of a
-list in which something is hidden nothing may change: whose place is whose, nobody could say. The
-call stays the kind of thing that it was: nobody becomes able to call another host, run another task
-or write to somebody else by editing. Pure but for `save`.
+Where the text comes back as it was shown, the stored value stays. Of a list in which something is
+hidden nothing may change. Nobody becomes able to call another host, run another task or write to
+somebody else by editing. Pure but for `save`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ NAMED = 20  # changed params that the log names
 
 
 def shown(call_data: Any) -> Any:
-    """The request as a person may see it."""
     if not isinstance(call_data, dict):
         return redact_params(call_data)
     return {
@@ -43,14 +41,11 @@ def shown(call_data: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """JSON as people read it."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
 def read(text: str, stored: Any) -> Any:
-    """The request that the text describes, with the stored values where it was left as shown.
-    InvalidCall says why not.
-    """
+    """The request that the text describes, with the stored values where it was left as shown."""
     try:
         edited = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -102,7 +97,6 @@ def _is_deep(value: Any, most: int) -> bool:
 
 
 def _laid_over(edited: Any, seen: Any, stored: Any, path: str) -> Any:
-    """The edited value, with the stored one wherever it came back as it was seen."""
     if not _differs(edited, seen):
         return stored
     if isinstance(seen, list) and (hidden := _hidden(seen)):
@@ -152,7 +146,7 @@ def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
 
 
 def _kind(call_data: Any) -> Any:
-    """Its method, and of its params what says where it goes or what it runs."""
+    """Its method, and those of its params that say where it goes or what it runs."""
     if not isinstance(call_data, dict) or not isinstance(call_data.get("params"), dict):
         return call_data
     method, params = call_data.get("method"), call_data["params"]

@@ -1,8 +1,8 @@
-"""Lists of many rows: Django's change list, newest first, page after page by number, counted up to
-COUNTED; and its filters.
+"""Lists of many rows: newest first, page after page by number, counted up to COUNTED; and their
+filters.
 
-What matches fewer rows than that is read whole, by the index of its filter. Of what matches more,
-a page is looked for among the next rows first, and only then among all of them.
+What matches fewer rows is read whole, by the index of its filter. Of what matches more, a page is
+looked for among the next rows first, and only then among all of them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,8 @@ NOTHING = Q(pk=None)
 
 
 class LongList(OwnList):
-    """A change list that turns its pages by number, however many rows there are.
-
-    `older`, `newest`: the addresses of the next page and of the first, empty where that is this
-    one.
-    """
-
     model_admin: LongAdmin
-    older = newest = ""
+    older = newest = ""  # the addresses of the next page and of the first; empty: this one
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
         self.before = number_in(request.GET.get(BEFORE))
@@ -105,24 +99,19 @@ class LongList(OwnList):
 
 
 class LongAdmin(OwnAdmin):
-    """An admin class with such a list. `not_listed`: columns that the list has no use for."""
-
     ordering = ("-id",)
     sortable_by = ()
     list_per_page = 50
-    not_listed: tuple[str, ...] = ()
+    not_listed: tuple[str, ...] = ()  # columns that the list has no use for
 
     def places(self, using: str, term: str) -> list[Q]:
-        """What a word that is searched for may stand for: a condition for each index that has it;
-        nothing where there is no word.
-        """
+        """What a word that is searched for may stand for: a condition for each index."""
         term = term.strip()
         if "\x00" in term:
             return [NOTHING]
         return list(self.meanings(using, term)) if term else []
 
     def meanings(self, using: str, term: str) -> Iterator[Q]:
-        """What a word may stand for."""
         raise NotImplementedError
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[LongList]:
@@ -143,13 +132,10 @@ class _Filter(admin.SimpleListFilter):
         return queryset if value is None else queryset.filter(self.condition(value, queryset.db))
 
     def condition(self, value: str, using: str) -> Q:
-        """What a row is that the value picks."""
         raise NotImplementedError
 
 
 class StatusFilter(_Filter):
-    """By status."""
-
     title = gettext_lazy("status")
     parameter_name = "status__exact"
 
@@ -165,8 +151,6 @@ class StatusFilter(_Filter):
 
 
 class RuleFilter(_Filter):
-    """By the rules of the settings."""
-
     title = gettext_lazy("rule")
     parameter_name = "rule__exact"
 
@@ -178,15 +162,12 @@ class RuleFilter(_Filter):
 
 
 class AttemptRuleFilter(RuleFilter):
-    """By the rules of the settings. What is open and what has ended is in an index each."""
-
     def condition(self, value: str, using: str) -> Q:
+        # What is open and what has ended is in an index each.
         return Q(rule=value) & (Q(finished_at__isnull=True) | Q(finished_at__isnull=False))
 
 
 class OutcomeFilter(_Filter):
-    """By how attempts ended."""
-
     title = gettext_lazy("outcome")
     parameter_name = "outcome__exact"
 
@@ -198,8 +179,6 @@ class OutcomeFilter(_Filter):
 
 
 class EndedFilter(_Filter):
-    """By how long ago attempts ended; what is open has not."""
-
     title = gettext_lazy("ended")
     parameter_name = "ended"
     hours = {"1h": 1, "24h": 24, "7d": 7 * 24}

@@ -1,7 +1,4 @@
-"""Holds and attempts in the admin: to look at. What is done about them is done on the dashboard.
-
-Nothing is added, changed or deleted here.
-"""
+"""Holds and attempts in the admin: to look at. What is done about them is done on the dashboard."""
 
 from __future__ import annotations
 
@@ -36,9 +33,7 @@ from callqueue.security.redaction import redact_headers, redact_text
 
 
 def may_see_holds(request: HttpRequest) -> bool:
-    """Whether to show why something is held, and which keys are. That a rule is held, whoever may
-    view calls may see.
-    """
+    """Whether to show why something is held, and which keys are. That a rule is, all may see."""
     return may(request, "view_hold")
 
 
@@ -53,8 +48,6 @@ class _ViewOnly(OwnAdmin):
 
 
 class HoldAdmin(_ViewOnly):
-    """Holds: those in force first."""
-
     list_display = ("rule", "per", "value", "state", "since", "ends", "source", "reason")
     ordering = (F("until").desc(nulls_first=True), "rule", "per", "value")
     sortable_by = ()
@@ -63,7 +56,6 @@ class HoldAdmin(_ViewOnly):
     readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Hold]:
-        """With ledger time, and by how much what is shown lies behind the database's clock."""
         rows = super().get_queryset(request)
         frame = LedgerState.objects.using(rows.db).values("moved")
         found: QuerySet[Hold] = rows.annotate(now=LedgerNow(), moved=Coalesce(Subquery(frame), 0))
@@ -87,8 +79,6 @@ class HoldAdmin(_ViewOnly):
 
 
 class CallAttemptAdmin(LongAdmin, _ViewOnly):
-    """Attempts: what was sent and what was answered, newest first."""
-
     list_display = (
         "id",
         "call_link",
@@ -115,7 +105,6 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
     readonly_fields = fields
 
     def meanings(self, using: str, term: str) -> Iterator[Q]:
-        """The attempts of the call of this number, and those with this key."""
         if (number := number_in(term)) is not None:
             yield Q(call_id=number)
         has_key = f"NOT ({database.quoted(using, 'key')} = '')"

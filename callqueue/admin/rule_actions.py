@@ -1,8 +1,4 @@
-"""What is done to rules: pause, resume, and changed limits, by form.
-
-In: a request. Out: a redirect with a message, or a page that asks. What is done goes through
-callqueue.control and into the admin's log.
-"""
+"""What is done to rules, by form: pause, resume, and changed limits. All goes into the log."""
 
 from __future__ import annotations
 
@@ -37,7 +33,6 @@ REFUSED = (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError)
 
 
 def act(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
-    """Do to a rule what the form says; PermissionDenied for those who may not."""
     asked = request.POST.get("do", "")
     if not may(request, PERMISSION):
         raise PermissionDenied
@@ -168,7 +163,6 @@ def _preview(
 
 
 def _concerned(before: RuleLook, after: RuleLook) -> dict[str, Any]:
-    """What comes in and goes out, and until when the backlog is drained, now and then."""
     old, new = before.seconds(), after.seconds()
     return {
         "name": before.name,
@@ -215,12 +209,11 @@ _ACTS: dict[str, Callable[[HttpRequest, OwnAdmin, str], HttpResponse | str]] = {
 
 
 def in_words(seconds: float | None) -> str:
-    """A drain time in words; None: nobody can say."""
     return _("no estimate") if seconds is None else words.duration(seconds)
 
 
 def _key(text: str) -> Any:
-    """As `send` takes it: a mapping is JSON. What is too long for one is not read."""
+    # As `send` takes it: a mapping is JSON. What is too long for one is not read.
     return text if len(text) > MAX_TEXT else dict(key_parts(text)) or text
 
 
@@ -231,10 +224,8 @@ def _back(rule: str) -> HttpResponse:
 
 
 def rule_url(name: str) -> str:
-    """The page of a rule."""
     return f"{reverse('admin:callqueue_rule')}?{urlencode({'name': name})}"
 
 
 def using() -> str:
-    """The database that the dashboard shows, and acts on."""
     return router.db_for_write(CallQueue)
