@@ -2,8 +2,7 @@
 
 A charge must be there for everybody before the call is made, and must stay when the caller's
 transaction is rolled back. Inside one, a permit's work is done by the process's keeper: a thread
-with a connection of its own, that all permits use in turn. The transaction in which a test runs is
-none of the caller's: there all is on one connection.
+with a connection of its own. A test's own transaction is none of the caller's.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ def apart(using: str, work: Callable[[], T]) -> T:
 
 
 def write_apart(using: str, work: Callable[[], Any]) -> None:
-    """Do some work that nobody waits for for ever: what waits for rows that the caller's own
-    transaction has locked is done once that has ended. On SQLite it is done within that.
-    """
+    # What waits for rows that the caller's transaction has locked is done once that has ended.
     if not is_in_callers_transaction(using) or database.is_sqlite(using):
         work()
         return
@@ -122,7 +119,6 @@ class _Keeper:
 
 
 def _kept(using: str, work: Callable[[], T]) -> Future[T]:
-    """Have the process's keeper do some work, after what it has to do before that."""
     done = Future[T]()
     with _lock:
         keeper = _keepers.get(using)

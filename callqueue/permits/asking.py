@@ -42,8 +42,8 @@ class Options:
     def wanted(self, url: str | None = None) -> Wanted:
         """Check what was asked for. InvalidCall naming the argument, or UnknownRule.
 
-        Somebody waits for it while others only wait to be done: where no priority is given, it is
-        one above the rule's, so no backlog of its calls goes before it.
+        Somebody waits for it: where no priority is given, it is one above the rule's, so no backlog
+        of its calls goes before it.
         """
         config = conf.current()
         name = self.rule if self.rule is not None else rule_of(url) or "default"

@@ -1,8 +1,4 @@
-"""A permit that was granted: what it can be told, and how it ends.
-
-In: what the caller says. Out: what is written of it, at once, on a connection of its own where the
-caller is in a transaction.
-"""
+"""A permit that was granted: what it can be told, which is written at once, and how it ends."""
 
 from __future__ import annotations
 
@@ -46,7 +42,6 @@ class Permit:
 
     @property
     def attempt_id(self) -> int:
-        """The attempt's primary key."""
         return self.job.attempt.id
 
     def sent(self) -> None:
@@ -77,7 +72,6 @@ class Permit:
     # --- its end
 
     def ended(self, error: BaseException | None) -> Result:
-        """The result of a block that ended so."""
         job = self.job
         if self._why is not None:
             result = transitions.after_giving_up(job, self._why, states.THROTTLED)
@@ -96,7 +90,6 @@ class Permit:
         self._write(self._tell_sent)
 
     def end_with(self, result: Result) -> None:
-        """It ends so."""
         self._has_ended = True
         self._write(lambda: self._end(result))
 
@@ -107,8 +100,6 @@ class Permit:
         return {"pk": self.job.attempt.id, "worker": self.job.attempt.worker}
 
     def _tell_sent(self) -> None:
-        """Its request has left by now: from then on it ages, though it has no answer yet."""
-
         def work(locked: Locked) -> datetime | None:
             told = transitions.tell(self._using, [{**self._own, "sent_at": locked.now}])
             return locked.now if told else None
@@ -196,7 +187,6 @@ class AsyncPermit(Permit):
         self._last = loop.create_task(after_the_last())
 
     async def written(self) -> None:
-        """Wait until all is written."""
         if self._last is not None:
             await asyncio.shield(self._last)
 

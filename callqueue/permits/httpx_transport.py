@@ -1,8 +1,8 @@
 """`PermitTransport` and `AsyncPermitTransport`: a permit for each request of a client of httpx2, or
 of httpx. Which of them, the request tells: their classes do not know each other.
 
-`httpx2.Client(transport=callqueue.PermitTransport())`. Redirects and retries that the client makes
-take a permit each. No body is read before the client reads it.
+Redirects and retries that the client makes take a permit each. No body is read before the client
+reads it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class _Transport:
         self._inner, self._of_transport = transport, of_transport
 
     def _sender(self, request: Any) -> Any:
-        """What sends the request; the first request tells whose classes it is of."""
         if self._inner is None:
             self._inner = getattr(_library(request), self._default)(**self._of_transport)
         return self._inner
@@ -59,15 +58,14 @@ class PermitTransport(_Transport, BaseTransport):
     """A transport of httpx2 or httpx that makes each request under a permit.
 
     `rule`: under which; without it the rule whose hosts name the request's, and hosts without a
-    rule pass. `key`, `cost`, `priority`, `wait`, `lease`, `label`: see `callqueue.permit`.
-    `transport`: what sends them; else the library's `HTTPTransport`, made with the other arguments.
-    Raises NotNow where no permit is to be had within `wait`.
+    rule pass. `transport`: what sends them; else the library's `HTTPTransport`, made with the other
+    arguments. The others: see `callqueue.permit`. Raises NotNow where no permit is to be had within
+    `wait`.
     """
 
     _default = "HTTPTransport"
 
     def handle_request(self, request: Any) -> Any:
-        """Send the request under a permit."""
         sender = self._sender(request)
         if (asked := self._wanted(request)) is None:
             return sender.handle_request(request)
@@ -81,7 +79,6 @@ class PermitTransport(_Transport, BaseTransport):
         return response
 
     def close(self) -> None:
-        """Close what sends them."""
         if self._inner is not None:
             self._inner.close()
 
@@ -93,12 +90,11 @@ class PermitTransport(_Transport, BaseTransport):
 
 
 class AsyncPermitTransport(_Transport, AsyncBaseTransport):
-    """The same for an `AsyncClient`."""
+    """As `PermitTransport`, for an `AsyncClient`."""
 
     _default = "AsyncHTTPTransport"
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send the request under a permit."""
         sender = self._sender(request)
         if (asked := self._wanted(request)) is None:
             return await sender.handle_async_request(request)
@@ -114,7 +110,6 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
         return response
 
     async def aclose(self) -> None:
-        """Close what sends them."""
         if self._inner is not None:
             await self._inner.aclose()
 

@@ -1,8 +1,4 @@
-"""`permit`, `apermit` and `permitted`: the same ledger for calls that are not queued.
-
-In: a rule, or the URL that is to be called. Out: a block of code that begins when every limit of
-the rule admits one call more, and is charged to them until it ends.
-"""
+"""`permit`, `apermit` and `permitted`: the same ledger for calls that are not queued."""
 
 from __future__ import annotations
 
@@ -74,8 +70,7 @@ class permit:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> Any:
-        """Frameworks leave a block in another thread than they entered it."""
-        who = _who()
+        who = _who()  # frameworks leave a block in another thread than they entered it
         own = [one for one in self._entered if one[0] == who] or self._entered
         if not own:
             raise RuntimeError("this permit is left more often than it was entered")
@@ -86,7 +81,7 @@ class permit:
 
 
 class apermit(permit):
-    """`async with callqueue.apermit("llm") as permit:` the same for coroutines."""
+    """`async with callqueue.apermit("llm") as permit:` a permit for coroutines."""
 
     async def __aenter__(self) -> AsyncPermit:
         granted = await abegin(self._wanted)
@@ -117,10 +112,8 @@ def permitted(
     label: str | None = None,
 ) -> Callable[[F], F]:
     """`@callqueue.permitted("stripe", key=lambda order: order.account)`: each call of the function,
-    or coroutine, takes a permit.
-
-    `url`, `key` and `cost` may be callables of the function's arguments. The label is the
-    function's name where none is given.
+    or coroutine, takes a permit. `url`, `key` and `cost` may be callables of its arguments. The
+    label is its name where none is given.
     """
     if callable(rule):
         raise TypeError("write @callqueue.permitted(...), with the rule's name")
@@ -180,7 +173,6 @@ def begin(asked: Wanted) -> Permit:
 
 
 async def abegin(asked: Wanted) -> AsyncPermit:
-    """A permit whose slot is open; this coroutine waits for it."""
     for _ in range(TRIES):
         waiter, stepping = Waiter(asked), None
         try:
@@ -213,8 +205,7 @@ async def _asleep(seconds: float) -> None:
 
 
 def _is_in_time(job: Job) -> bool:
-    """Whether it is still charged: a process may have stood still since."""
-    return clocks.monotonic() < job.lease_ends
+    return clocks.monotonic() < job.lease_ends  # a process may have stood still since
 
 
 def _who() -> Any:

@@ -1,8 +1,6 @@
-"""A permit for each request that an HTTP client makes, whichever client that is.
-
-In: a request's method and URL, then its answer as a `requests.Response`. The answer is judged as a
-worker judges it: `classify`, `settle`, a refusal's `Retry-After`, and the circuit breaker. Refuses
-nothing that the client would do.
+"""A permit for each request that an HTTP client makes, whichever client that is. The answer is
+judged as a worker judges it: `classify`, `settle`, a refusal's `Retry-After`, and the circuit
+breaker. Refuses nothing that the client would do.
 """
 
 from __future__ import annotations
@@ -45,15 +43,12 @@ def as_response(status: int, headers: Any, body: bytes, url: str) -> requests.Re
 
 
 def wants_body(permit: Permit) -> bool:
-    """Whether the rule judges, or settles, by the body."""
     rule = permit.job.sound_rule
     return rule.classify is not None or rule.settle is not None
 
 
 def lasts(permit: Permit) -> bool:
-    """Whether a permit is charged until the whole body has come: a limit counts what is in
-    flight.
-    """
+    """Whether it is charged until the whole body has come: a limit counts what is in flight."""
     return any(limit.counts_in_flight for limit in permit.job.sound_rule.limits)
 
 
@@ -61,9 +56,8 @@ class PermitAdapter(HTTPAdapter):
     """A transport of `requests` that makes each request under a permit.
 
     `rule`: under which; without it the rule whose hosts name the request's, and hosts without a
-    rule pass. `key`, `cost`, `priority`, `wait`, `lease`, `label`: see `callqueue.permit`. The rest
-    is HTTPAdapter's, but for `max_retries`, which is refused.
-    Raises NotNow where no permit is to be had within `wait`.
+    rule pass. `key` to `label`: see `callqueue.permit`. The rest is HTTPAdapter's, but for
+    `max_retries`, which is refused. Raises NotNow where no permit is to be had within `wait`.
     """
 
     __attrs__ = [*HTTPAdapter.__attrs__, "_options"]
@@ -92,7 +86,6 @@ class PermitAdapter(HTTPAdapter):
     def send(  # type: ignore[override]
         self, request: requests.PreparedRequest, stream: bool = False, **how: Any
     ) -> requests.Response:
-        """Send the request under a permit."""
         url = request.url or ""
         if (asked := wanted(self._options, url)) is None:
             return super().send(request, stream=stream, **how)

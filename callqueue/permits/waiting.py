@@ -1,10 +1,8 @@
 """How a permit is waited for: a pass of its own, and where that has no room for it, a row that
-every pass over the rule sees.
+every pass over the rule sees. Passes charge it in its turn, whoever makes them, and its waiter
+begins it.
 
-In: what is wanted. Out: a begun attempt, or NotNow. `Waiter.step` does one thing and says how long
-to pause before the next, so that threads and coroutines wait each in their own way. A permit is a
-call that its block makes: passes charge it in its turn, whoever makes them, and its waiter begins
-it. Nobody polls the limits: the first in line makes a pass when a slot is about to open, and those
+Nobody polls the limits: the first in line makes a pass when a slot is about to open, and those
 behind it only look at their rows. A slot that opens before its time is found by one of all who
 wait: each makes a pass now and then, the less often the more go before it.
 """
@@ -55,12 +53,10 @@ STANDS_STILL = "this process stands still for longer than the lease"
 
 
 class Seen(NamedTuple):
-    """`attempt_id`: what it was charged as; `ahead`: the permits before it, MANY at most."""
-
     status: int
     why: str
-    attempt_id: int | None
-    ahead: int
+    attempt_id: int | None  # what it was charged as
+    ahead: int  # the permits before it, MANY at most
 
 
 def now() -> float:
@@ -95,8 +91,8 @@ class Waiter:
         self._opens_at = self._beat_at = self._slot_at = 0.0
 
     def step(self) -> Job | float:
-        """Look, or make a pass: the begun attempt as a job, whose slot may still be to open, or the
-        seconds until the next step. NotNow once the wait is over.
+        """Look, or make a pass: the begun attempt as a job, or the seconds until the next step.
+        NotNow once the wait is over.
         """
         return apart(self.using, lambda: database.persist(self.using, self._step, during="permit"))
 
@@ -106,12 +102,10 @@ class Waiter:
             apart(self.using, lambda: database.persist(self.using, self._withdraw, during="permit"))
 
     def until_slot(self) -> float:
-        """Seconds until the slot of its job has certainly opened."""
         return max(0.0, self._slot_at - now())
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left of the wait; None: any."""
         return None if self.wait is None else max(0.0, self.began + self.wait - now())
 
     @property
@@ -176,7 +170,6 @@ class Waiter:
         self.pk, self._identity, self.passed_at, self.ahead = None, uuid4(), 0.0, 0
 
     def _take_up(self, attempt_id: int) -> Job | None:
-        """Begin the attempt that it was charged as; None where that was taken back before."""
         return self._taken_up(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
 
     def _taken_up(self, jobs: Sequence[Job]) -> Job | None:
@@ -361,14 +354,12 @@ class Waiter:
         return bool(database.update_free(tables.CallQueue, self.using, said, waits))
 
     def _found(self) -> int | None:
-        """The row that was inserted, though its inserter may not know."""
         rows = tables.calls(self.using).filter(idempotency_key=self._identity)
         return rows.values_list("pk", flat=True).first()
 
     def _seen(self, pk: int, due_at: datetime, now: datetime) -> Seen | None:
-        """What has become of it; None where its row is gone. One statement.
-
-        Where keys have limits of their own, only those of its key go before it.
+        """What has become of it; None where its row is gone. One statement. Where keys have limits
+        of their own, only those of its key go before it.
         """
         using, priority = self.using, self.priority
         calls, attempts = (tables.name(using, model) for model in ("CallQueue", "CallAttempt"))
@@ -415,6 +406,5 @@ def _within(bounds: tuple[float, float], seconds: float) -> float:
 
 
 def _growing(bounds: tuple[float, float], times: int) -> float:
-    """Seconds that double each time, about: those who wait do not all wake at once."""
-    least, most = bounds
+    least, most = bounds  # those who wait do not all wake at once
     return min(most, least * 2.0 ** min(times, 10)) * random.uniform(0.5, 1.0)
