@@ -1,9 +1,6 @@
 """Where a URL leads, and whether calls may go there: the policy of ALLOWED_HOSTS and
-ALLOWED_NETWORKS, as pure functions.
-
-A URL, a host or an address enters; a place, or a reason not to call it, leaves. Never resolves a
-name and never opens a socket: whoever connects asks again with each address that the name turned
-out to have.
+ALLOWED_NETWORKS. Pure: whoever connects asks again with each address that the name turned out to
+have.
 """
 
 from __future__ import annotations
@@ -76,9 +73,8 @@ class Place(NamedTuple):
 
 
 def place_of(url: str) -> Place:
-    """Where an http or https URL leads, before any name is resolved; Unreadable where nowhere.
-
-    Only plain shapes pass, so that no other parser of URLs can see another host in them.
+    """Where an http or https URL leads, before any name is resolved; Unreadable where nowhere. Only
+    plain shapes pass, so that no other parser of URLs can see another host in them.
     """
     match = _URL.match(url)
     if match is None:
@@ -104,7 +100,7 @@ def place_refusal(
 
 
 def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str | None:
-    """Why this address may not be called; None where it may.
+    """Why this address may not be called; None where it may. `allowed_networks` (CIDR) opens any.
 
     Refused is what the IANA registries of special-purpose addresses list
     (https://www.iana.org/assignments/iana-ipv4-special-registry and
@@ -112,8 +108,7 @@ def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str
     (https://www.iana.org/assignments/ipv6-address-space), and the addresses at which cloud
     providers keep machines' credentials. An IPv4 address inside an IPv6 one is judged as what it is
     where the network makes it that (mapped, NAT64), and beside the IPv6 one where some host may
-    (ISATAP): both have to be allowed then. `allowed_networks` (CIDR) opens any of them. ValueError
-    where one of them is not a network.
+    (ISATAP).
     """
     if isinstance(address, str):
         address = ip_address(address)
@@ -132,8 +127,8 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     """Why this host may not be called; None where it may.
 
     A pattern is a host, "*.example.com" (every name below example.com, not that name itself) or
-    "*", each of which may be followed by a port, as in "api.example.com:8443"; without one every
-    port is allowed. Letter case, a trailing dot and the spelling of an address make no difference.
+    "*", each perhaps with a port: "api.example.com:8443". Letter case, a trailing dot and the
+    spelling of an address make no difference.
     """
     if "*" in allowed_hosts:
         return None
@@ -150,8 +145,7 @@ def literal_address(host: str) -> Address | None:
     """The address that this host is a spelling of; None where it is a name.
 
     Understands whatever inet_aton(3), requests or a resolver would: 2130706433, 0x7f.1, 0177.0.0.1,
-    127.1, brackets, zones, trailing dots, percent-encoding, and digits and dots of other scripts
-    that IDNA maps to ASCII.
+    127.1, brackets, zones, trailing dots, percent-encoding, other scripts that IDNA maps to ASCII.
     """
     for text in dict.fromkeys((host, unquote(host))):
         text = _ascii(text.strip()).rstrip(".")
@@ -163,7 +157,6 @@ def literal_address(host: str) -> Address | None:
 
 @lru_cache(maxsize=1024)
 def _place(scheme: str, authority: str) -> Place | str:
-    """Where an authority leads, or what is wrong with it."""
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
         return "has a host that cannot be read"
@@ -237,7 +230,6 @@ def _canonical(host: str) -> str:
 
 
 def _idna(host: str) -> str:
-    """The xn-- form of a name of other letters, so that both ways to write it are equal."""
     with suppress(idna.IDNAError, UnicodeError):
         return host if host.isascii() else idna.encode(host, uts46=True).decode("ascii")
     return host

@@ -1,8 +1,5 @@
 """Encryption at rest: texts are sealed under the newest of ENCRYPTION_KEYS and opened by any of
-them.
-
-Text and keys enter, a Fernet token leaves, and back. Needs the `encryption` extra, which is
-imported on first use. No error contains a key or a text, and without keys nothing here is called.
+them. Needs the `encryption` extra, imported on first use. No error contains a key or a text.
 """
 
 from __future__ import annotations

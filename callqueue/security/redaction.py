@@ -1,8 +1,5 @@
 """What people are shown: requests and answers with everything that is probably secret replaced by
-"[redacted]".
-
-Stored values enter, even malformed ones; copies for the admin, the logs and the error texts leave.
-Never raises, never touches what is stored, and shows a secret by its name, which tells nothing.
+"[redacted]". Never raises, never touches what is stored, and shows a secret by its name.
 """
 
 from __future__ import annotations
@@ -169,7 +166,6 @@ def _text_or_json(text: str) -> str:
 
 
 def _tells_nothing(value: Any) -> bool:
-    """Whether it is a secret, or what is shown in its place."""
     return isinstance(value, Secret) or (
         isinstance(value, str) and _SHOWN_SECRET.fullmatch(value) is not None
     )

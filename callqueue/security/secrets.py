@@ -1,8 +1,7 @@
-"""Secrets, named by code: `Secret("NAME")` in a call's params becomes its value in the worker, and
-nowhere else.
+"""Secrets, named by code: `Secret("NAME")` in a call's params becomes its value in the worker
+alone.
 
-Params with names enter; params with values, and the values to scrub, leave. A dict that somebody
-sent never names a secret, whatever it looks like: in the database the two are written differently.
+A dict that somebody sent never names a secret: in the database the two are written differently.
 Nothing here stores or logs a value, and no error contains one.
 """
 
@@ -58,11 +57,9 @@ class SecretContext:
 
 @dataclass(frozen=True)
 class SecretFor:
-    """An entry of SECRETS that goes to these hosts, and with calls of these rules, only. None: to
-    any, with any.
-
-    `source` is the value, or a callable that returns it; one that takes an argument is given a
-    SecretContext.
+    """An entry of SECRETS that goes to these hosts, and with calls of these rules, only (None:
+    any). `source` is the value, or a callable that returns it; one that takes an argument is given
+    a SecretContext.
     """
 
     source: str | Callable[..., str] = field(repr=False)
@@ -110,7 +107,6 @@ def walked(value: Any, *, with_names: bool = False) -> Iterator[Any]:
 
 
 def has_secret(value: Any) -> bool:
-    """Whether a secret is named anywhere inside."""
     return any(isinstance(one, Secret) for one in walked(value))
 
 
@@ -137,14 +133,11 @@ def marked(value: Any) -> Any:
 
 
 def unmarked(value: Any) -> Any:
-    """What was stored, as it was sent."""
     return copied(value, lambda one: Secret(one[MARK]) if _is_reference(one) else one, _less)
 
 
 def references_to(document: Any) -> Any:
-    """A document in which {"$secret": NAME} names a secret, as whoever sends it has said;
-    InvalidCall where one is malformed.
-    """
+    """A document in which {"$secret": NAME} names a secret. InvalidCall: one is malformed."""
     for value in walked(document):
         if isinstance(value, dict) and MARK in value and not _is_reference(value):
             raise InvalidCall(
@@ -168,10 +161,7 @@ def _less(name: str) -> str:
 
 
 def _takes_context(source: Callable[..., str]) -> bool:
-    """Whether a callable must be given the context: it needs an argument, or has one of that name.
-
-    One that has a default (`lambda name=name: ...`) is its owner's own.
-    """
+    """Whether it needs an argument, or has one named context. One with a default is its owner's."""
     try:
         parameters = inspect.signature(source).parameters.values()
     except (TypeError, ValueError):

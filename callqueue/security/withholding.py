@@ -1,12 +1,9 @@
-"""Withholding: what is said about a call is kept only where it tells none of its secrets.
+"""Withholding: what is said about a call is kept only where it tells none of its secrets. Each part
+that tells one is withheld: a JSON string, a word or a line with its neighbours, or all of it.
 
-Texts and the values of secrets enter. Texts leave, in which each part that tells a value is
-withheld: a JSON string, a word with its neighbours, a line with its neighbours, or all of it. A
-text tells a value if it holds 8 ASCII letters or digits of it in a row, in any encoding listed in
+A text tells a value if it holds 8 ASCII letters or digits of it in a row, in any encoding listed in
 SECURITY.md; a value that has fewer is looked for whole. Whatever leaves was asked again as a whole.
-
-While a call is made, log records of Celery and urllib3 that tell one of its secrets, tracebacks
-included, are dropped. Each thread has its own call.
+While a call is made, log records of Celery and urllib3 that tell one of its secrets are dropped.
 """
 
 from __future__ import annotations
@@ -65,15 +62,12 @@ _TASKS = ("celery_task", "django_task")
 
 
 def holds(text: str, values: Iterable[str]) -> bool:
-    """Whether the text tells one of the values."""
     wanted = _wanted(tuple(values))
     return wanted is not None and any(map(wanted.is_in, _readings(text)))
 
 
 def withhold(text: str, values: Iterable[str]) -> str:
-    """The text without the strings, words or lines that tell one of the values: "[withheld: it
-    repeats a secret]" is in their place, or in the place of all of it.
-    """
+    """The text without the strings, words or lines that tell one of the values."""
     values = tuple(values)
     if not holds(text, values):
         return text
@@ -192,14 +186,11 @@ def _as_latin_1(two: re.Match[str]) -> str:
 
 
 class _Wanted(NamedTuple):
-    """How values are known in a reading: by parts that begin with one of `heads` and go on as a
-    form does, for as long as its size says; by texts that are whole in its letters and digits; and
-    by patterns.
-    """
+    """How values are known in a reading."""
 
-    heads: frozenset[str]
-    forms: Sequence[tuple[int, str]]
-    wholes: Sequence[str]
+    heads: frozenset[str]  # what forms begin with, at any place
+    forms: Sequence[tuple[int, str]]  # told by so many characters of it in a row
+    wholes: Sequence[str]  # in its letters and digits
     patterns: Sequence[re.Pattern[str]]
 
     def __repr__(self) -> str:
@@ -223,7 +214,6 @@ class _Wanted(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _wanted(values: tuple[str, ...]) -> _Wanted | None:
-    """None where there is nothing to look for."""
     forms, wholes = dict[tuple[int, str], None](), dict[str, None]()
     patterns = dict[str, None]()
     for piece, is_whole in (found for value in values if value for found in _pieces(value)):
@@ -248,8 +238,7 @@ def _wanted(values: tuple[str, ...]) -> _Wanted | None:
 
 
 def _pieces(value: str) -> Iterator[tuple[str, bool]]:
-    """Without "https://", "Bearer " and a key's frame; of a URL, host and path on their own.
-    Each with whether it is known only as a whole."""
+    """The parts of a value that tell it: a URL's host, path, ...; whether only as a whole."""
     pieces = [(value, False), (value.strip(), False)]
     if scheme := _SCHEME.match(value):
         pieces = [(value[scheme.end() :], False)]
@@ -355,7 +344,6 @@ def at_work(values: tuple[str, ...], method: str = "", params: Any = None) -> It
 
 
 def cleaned(text: str) -> str:
-    """`clean` for the call that this thread makes."""
     values, method, params = _in_hand.get()
     return clean(text, values, payload_of(method, params))
 
