@@ -3,14 +3,16 @@ what was sent.
 
 `run_callqueue` releases and makes calls without a broker, inside a test's transaction too.
 `fake_transport` answers in place of the network, `travel` shifts the clock, `assert_call_sent` and
-`calls_sent` look at what the code under test sent, and at the permits that it took.
-Async tests await `arun_callqueue`, and the others through `sync_to_async`. Where there is pytest,
-this package is a plugin of it (see callqueue.testing.plugin).
+`calls_sent` look at what was sent. Async tests await `arun_callqueue`. Where there is pytest, this
+package is a plugin of it.
 
-pytest imports the package when it starts, before Django's settings are known. So its modules import
-Django, Celery, requests and what needs them inside their functions.
+pytest imports it before Django's settings are known: so its modules import Django, Celery, requests
+and what needs them inside their functions.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 from callqueue.testing.clock import Clock, travel
@@ -23,12 +25,6 @@ from callqueue.testing.transport import (
     answer,
     fake_transport,
 )
-
-if find_spec("pytest"):
-    # pytest finds fixtures by their names in the module that it was told of, which is this one.
-    from callqueue.testing.plugin import callqueue_clock as callqueue_clock
-    from callqueue.testing.plugin import callqueue_sent as callqueue_sent
-    from callqueue.testing.plugin import callqueue_transport as callqueue_transport
 
 __all__ = [
     "CallbackFailed",
@@ -45,3 +41,24 @@ __all__ = [
     "run_callqueue",
     "travel",
 ]
+
+if find_spec("pytest"):
+    import pytest
+
+    # pytest finds fixtures by their names in the module that its entry point names: this one.
+    @pytest.fixture
+    def callqueue_sent(db: None) -> Sent:
+        """The calls that the test has sent so far: a sequence, with `assert_call_sent`, `last`."""
+        return Sent()
+
+    @pytest.fixture
+    def callqueue_transport() -> Iterator[FakeTransport]:
+        """No call reaches the network; `add("https://api.example.com/*", {"ok": True})` answers."""
+        with fake_transport() as transport:
+            yield transport
+
+    @pytest.fixture
+    def callqueue_clock() -> Iterator[Clock]:
+        """The queue's clock: `callqueue_clock.forward(hours=1)`. Put right after the test."""
+        with travel() as clock:
+            yield clock

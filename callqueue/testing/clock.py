@@ -22,7 +22,6 @@ class Clock:
         _set_ahead(server_clock.ahead + step + timedelta(**parts))
 
     def to(self, instant: datetime) -> None:
-        """Move it to an aware datetime."""
         self.forward(instant - self.now())
 
     def now(self, using: str = "default") -> datetime:
@@ -37,10 +36,8 @@ def travel(
     by: float | timedelta = 0.0, /, *, to: datetime | None = None, **parts: float
 ) -> Iterator[Clock]:
     """Let the queue see a later time: `travel(hours=1)`, `travel(30.0)`, `travel(to=...)`. Time
-    goes on from there.
-
-    Shifts the database's clock as this process reads it, and `django.utils.timezone.now`. Nests,
-    adding up.
+    goes on from there. Shifts the database's clock as this process reads it, and
+    `django.utils.timezone.now`. Nests, adding up.
     """
     from callqueue.database import server_clock
 
@@ -89,7 +86,6 @@ def _set_ahead(ahead: timedelta) -> None:
 
 @contextmanager
 def _shifted_now() -> Iterator[None]:
-    """timezone.now, and what the database fills in for new rows, follow the clock."""
     from django.utils import timezone
 
     from callqueue import database, tables

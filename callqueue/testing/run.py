@@ -84,7 +84,6 @@ class _Run:
         self.close = self.dispenser.leave
 
     def make_pass(self) -> int:
-        """Release once and make what was released; the count of attempts."""
         before = self.attempts
         self.dispenser.run_once()
         return self.attempts - before
@@ -130,7 +129,6 @@ class _Tasks:
         self.error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise CallbackFailed where a callback failed."""
         if self.failures:
             raise CallbackFailed("\n".join(self.failures)) from self.error
 
@@ -144,7 +142,6 @@ class _Tasks:
         return task.apply(args, kwargs, throw=False, **given)
 
     def send_beside(self, name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-        """One of our own, which announces, or asks hooks."""
         broker.registered(self.app, name)(*args)
 
     def send_callback(self, app: Any, name: str, args: tuple[Any, ...]) -> None:

@@ -1,6 +1,4 @@
-"""What the code under test sent, and which permits it took: assertions that say what there was
-instead.
-"""
+"""What the code under test sent, and which permits it took."""
 
 from __future__ import annotations
 
@@ -27,12 +25,10 @@ class Sent(Sequence["CallQueue"]):
 
     @property
     def calls(self) -> list[CallQueue]:
-        """They, read just now, oldest first."""
         return list(_rows(self._using).exclude(method=PERMIT).filter(pk__gt=self._after))
 
     @property
     def last(self) -> CallQueue:
-        """The newest."""
         return self.calls[-1]
 
     def assert_call_sent(self, *, count: int | None = None, **what: Any) -> CallQueue | None:
@@ -41,7 +37,6 @@ class Sent(Sequence["CallQueue"]):
         return _newest(_rows(self._using).filter(pk__gt=self._after), count, what)
 
     def assert_nothing_sent(self) -> None:
-        """No call was sent."""
         __tracebackhide__ = True
         self.assert_call_sent(count=0)
 
@@ -73,8 +68,8 @@ def assert_call_sent(
 
     `method`, `rule`, `key`, `priority`, `status` ("new", "done", ...), `unique_key`, `cost`,
     `callback`; everything else names one of the call's params: `url` (with `*` for any text, or a
-    function of it), `json`, `data`, `headers` (those named), `to`, `name`, `args`... Permits are
-    looked at with `method="permit"`: their param is the `label`.
+    function of it), `json`, `data`, `headers` (those named), `to`, `name`, `args`... Of permits
+    (`method="permit"`) the param is the `label`.
     """
     __tracebackhide__ = True
     return _newest(_rows(using), count, what)

@@ -40,7 +40,6 @@ class Request:
 
     @property
     def json(self) -> Any:
-        """The body, read as JSON; None where it is none."""
         try:
             return jsonlib.loads(self.body)
         except ValueError:
@@ -48,7 +47,6 @@ class Request:
 
     @property
     def idempotency_key(self) -> str | None:
-        """The Idempotency-Key header."""
         return self.headers.get("Idempotency-Key")
 
 
@@ -57,11 +55,10 @@ class FakeTransport:
 
     `answers` maps what a request must match to its answer; the first that matches answers. A
     pattern is a URL, with `*` for any text, in front of it a method where only that is meant ("POST
-    https://..."); or a function of the Request. A pattern without "?" is matched without the query.
-    An answer is a status, a dict (200 and that JSON), `answer(...)`, an exception of requests or
-    any other to be raised, a function that takes the Request and returns one of these, or a list of
-    these: one after the other, the last one for ever. An assertion that fails in such a function
-    fails the test.
+    https://..."); or a function of the Request. One without "?" is matched without the query. An
+    answer is a status, a dict (200 and that JSON), `answer(...)`, an exception to be raised, a
+    function that takes the Request and returns one of these, or a list of these: one after the
+    other, the last one for ever. An assertion that fails in such a function fails the test.
 
     Without any answer, requests to this machine are really made, to a server of the test's own.
     """
@@ -81,8 +78,8 @@ class FakeTransport:
         self.answers = {pattern: answer, **{k: v for k, v in self.answers.items() if k != pattern}}
 
     def check(self) -> None:
-        """Raise the UnexpectedRequest of a call that had no answer, if there was one. Whoever made
-        the call took it for a fault of the call's.
+        """Raise the UnexpectedRequest of a call that had no answer: whoever made it took it for a
+        fault of the call's.
         """
         if self._failed:
             raise self._failed.pop(0)
@@ -90,7 +87,6 @@ class FakeTransport:
     def request(
         self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None
     ) -> wire.Answer:
-        """What stands in for callqueue.execution.wire.request."""
         if not self.answers and self.default is None and _is_this_machine(params["url"]):
             return self._real(method, params, policy=policy, timeouts=timeouts, gate=gate)
         try:
@@ -141,10 +137,8 @@ class FakeTransport:
 def fake_transport(
     answers: Mapping[Any, Any] | None = None, *, default: Any = None
 ) -> Iterator[FakeTransport]:
-    """No call reaches the network meanwhile: these answer. `default` answers what no pattern
-    matches; else that is an error.
-
-    See FakeTransport for patterns and answers.
+    """No call reaches the network meanwhile: these answer (see FakeTransport). `default` answers
+    what no pattern matches; else that is an error.
     """
     from callqueue.execution import wire
 
@@ -193,7 +187,6 @@ def answer(
 
 
 def _as_answer(given: Any, url: str, sent_at: Mono) -> wire.Answer:
-    """The client's Answer for what the test gave. Raises what is no exception of requests'."""
     import requests
 
     from callqueue.execution import wire
