@@ -1,3 +1,1 @@
-"""History: what was sent and what came of it, added up by minutes, and the audit that proves what
-was used. Reads the attempts; no release depends on it.
-"""
+"""History: what was sent and what came of it, added up, and the audit. No release depends on it."""

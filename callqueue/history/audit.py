@@ -1,12 +1,9 @@
-"""Audit: from the ledger, the highest use of every limit in any window, beside what the limit
-allows.
+"""Audit: from the ledger, the highest use of every limit in any window, beside what it allows.
 
-An attempt is counted at `sent_at`, when its last byte left: the best estimate of when the provider
-counted it. Without one (other handlers, a connection that failed, a lost attempt) it is counted at
-`finished_at`, from which the ledger ages it. One that was begun and is still open counts as of now;
-a voided one never. In flight is from `sent_at` (else `started_at`) to `finished_at`. Attempts are
-read once, in order, and no more of them is kept than the widest window holds. The audit counts by
-itself, and shares no arithmetic with what releases calls.
+An attempt is counted at `sent_at`, the best estimate of when the provider counted it; without one
+at `finished_at`, from which the ledger ages it. One that was begun and is still open counts as of
+now; a voided one never. In flight is from `sent_at` (else `started_at`) to `finished_at`. The audit
+shares no arithmetic with what releases calls.
 """
 
 from __future__ import annotations
@@ -49,15 +46,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found, and from when on."""
-
     since: datetime
     findings: Sequence[Finding]
     attempts: int
 
     @property
     def exceeded(self) -> Sequence[Finding]:
-        """The limits that were exceeded. There should be none, ever."""
         return [finding for finding in self.findings if finding.exceeded]
 
 
@@ -77,9 +71,8 @@ class Seen:
 
 def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool = True) -> Audit:
     """Judge the attempts that ended no longer ago than `since` by the rules of today, changed
-    limits included; of all rules, or of these and those that share a limit with them.
-
-    Tells `limit_exceeded` of each limit that was, unless `tell` is false.
+    limits included; of all rules, or of these and those that share a limit with them. Tells
+    `limit_exceeded` of each limit that was, unless `tell` is false.
     """
     reading = ledger_time.read(using)
     book = settings.book_in_force(using).moved_by(reading.moved)
@@ -96,9 +89,7 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
 
 
 def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Audit:
-    """The findings on attempts, which come about in the order of their ends; none much later than
-    its rule's timeout.
-    """
+    """The findings on attempts, which come about in the order of their ends."""
     budgets = {budget.id: _Audited(budget) for budget in book.all_budgets()}
     of_rule: dict[str, list[_Audited]] = {}
     for audited in budgets.values():
@@ -123,8 +114,8 @@ def _longest_lag(book: Book) -> int:
 def _in_order(
     attempts: Iterable[Seen], flights: Container[str], now: Us, lag: int
 ) -> Iterator[tuple[Us, bool, int, Seen]]:
-    """When each was counted, and of `flights` begun: (is it that, a running number, the attempt).
-    `lag`: how long after it was sent an attempt may end."""
+    """When each was counted, and of `flights` begun: (is it that, a number, the attempt)."""
+    # `lag`: how long after it was sent an attempt may end
     upcoming: list[tuple[Us, bool, int, Seen]] = []
     for number, seen in enumerate(attempts):
         heapq.heappush(upcoming, (seen.counted, False, number, seen))
@@ -144,7 +135,6 @@ class _Audited:
         self.tallies: dict[str, Tally] = {}
 
     def see(self, instant: Us, seen: Seen) -> None:
-        """Count an attempt that was counted, or begun, at this instant."""
         cost = cost_of(seen.cost, self.limit.unit)
         if cost and self.budget.counts(seen.rule, seen.released):
             value = self.budget.value_of(seen.key, seen.queue)
@@ -174,16 +164,13 @@ class _Audited:
 
 
 def tally_of(limit: Limit) -> Tally:
-    """The tally that counts as this limit does."""
     return Bucket(limit) if limit.keeps_level else Tally(limit)
 
 
 class Tally:
     """What takes up a limit from one instant to another: a window from when it was counted, a
-    calendar window as a whole, a flight from begin to end. What goes in does so in order; out come
-    the highest level, and the average from the first charge to the last as a share of the limit.
-
-    Time in which it stood at 0 for longer than `pause_us` is left out: nothing was waiting then.
+    calendar window as a whole, a flight from begin to end. What goes in does so in order. Time in
+    which it stood at 0 for longer than `pause_us` is left out: nothing was waiting then.
     """
 
     def __init__(self, limit: Limit) -> None:
@@ -194,7 +181,6 @@ class Tally:
         self._ends: list[tuple[float, int]] = []
 
     def add(self, instant: Us, cost: int, end: float = FOREVER) -> None:
-        """So much was counted or begun at this instant; `end`: of what was begun."""
         if self.limit.is_calendar:
             instant, end = self.limit.window(instant)
         elif not self.limit.counts_in_flight:
@@ -216,16 +202,14 @@ class Tally:
         self.highest = max(self.highest, self._level)
 
     def share(self) -> float:
-        """Where all of it took no longer than a window, the whole window is what was used of it."""
+        # Where all of it took no longer than a window, the whole window is what was used of it.
         if not self._time or (not self.limit.is_calendar and self._time < self.limit.window_us):
             return float(self.highest / self.limit.capacity)
         return float(self._area / (self._time * self.limit.capacity))
 
 
 class Bucket(Tally):
-    """A token bucket, full at first: the most tokens that it ever lacked. What spilled over while
-    calls went is unused.
-    """
+    """A token bucket, full at first: the most that it ever lacked. What spilled over is unused."""
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)

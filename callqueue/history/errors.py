@@ -1,6 +1,4 @@
-"""What failed, grouped by what was answered: the newest calls of a rule that gave up, are retried,
-or whose outcome is unknown. Reads, and changes nothing.
-"""
+"""What failed lately under a rule, grouped by what was answered."""
 
 from __future__ import annotations
 
@@ -24,22 +22,18 @@ _OWN = re.compile(r"\b[0-9a-f-]{8,}\b|\b\d{4,}\b|(?<![\w.])\d+\.\d+\b(?!\.\d)")
 
 @dataclass
 class ErrorGroup:
-    """Calls of one status that failed alike: how many, of how many keys, and when the last one
-    did. `name` tells it from others; `message` is what the newest of them says.
-    """
+    """Calls of one status that failed alike."""
 
     status: int
-    name: str
-    message: str
+    name: str  # tells it from others
+    message: str  # of the newest
     pks: list[int] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
-    last: datetime | None = None
+    last: datetime | None = None  # when the last one failed
 
 
 def groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
-    """What failed under a rule, the largest group first; and whether there are more calls than were
-    looked at. A statement for each status.
-    """
+    """What failed under a rule, the largest group first; and whether there is more."""
     found: dict[tuple[int, str], ErrorGroup] = {}
     is_partial = False
     for status in FAULTY:
@@ -71,9 +65,7 @@ def shown(message: str) -> str:
 
 
 def alike(message: str) -> str:
-    """The beginning of the text, without what differs from call to call. A word of the letters a to
-    f stays.
-    """
+    """The beginning of the text, without what differs from call to call."""
     text = message[:COMPARED]
     return _OWN.sub(lambda own: "…" if any(map(str.isdecimal, own[0])) else own[0], text)
 

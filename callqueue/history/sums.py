@@ -1,9 +1,9 @@
 """Sums: how many attempts ended, and how, by minutes, quarters of an hour, and since ever.
 
-Added up by the database, a few seconds after the attempts ended; nothing is counted as they end.
-Minutes are kept for two hours, quarters for a month, and those since ever only grow. A quarter is
-counted once more when all that is recorded late is there. Any number of processes may add up: who
-has the row of `Summed` does. Seconds since the epoch, UTC, but for `until` (microseconds).
+Added up by the database, a few seconds after the attempts ended. Minutes are kept for two hours,
+quarters for a month, and those since ever only grow. A quarter is counted once more when all that
+is recorded late is there. Whoever has the row of `Summed` adds up. Seconds since the epoch, UTC,
+but for `until` (microseconds).
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ FAILED = (states.ERRORED, states.GAVE_UP, states.LOST)
 
 
 def new_buckets() -> list[int]:
-    """No count in any bucket."""
     return [0] * (len(BOUNDS) + 1)
 
 
@@ -59,7 +58,6 @@ class Sums:
     answers: list[int] = field(default_factory=new_buckets)
 
     def add(self, other: Sums) -> Self:
-        """Add another."""
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for own, others in ((self.waits, other.waits), (self.answers, other.answers)):
@@ -97,16 +95,12 @@ Stretches = dict[tuple[str, int, int], Sums]  # by rule, width and start
 
 @dataclass
 class Recent:
-    """A rule's last quarter of an hour, and hour."""
-
     quarter: Sums = field(default_factory=Sums)
     hour: Sums = field(default_factory=Sums)
 
 
 def share_within(buckets: Sequence[int], share: float) -> float | None:
-    """The bound within which so large a share of them were, in seconds: infinite past the last;
-    None where there were none.
-    """
+    """The bound within which such a share of them were, in seconds; None where there were none."""
     wanted, seen = share * sum(buckets), 0
     for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
         seen += count
@@ -119,18 +113,14 @@ def share_within(buckets: Sequence[int], share: float) -> float | None:
 
 
 def keep(using: str) -> None:
-    """Bring the sums up to now: what has ended is added, what is old enough is settled. Takes a
-    bounded time, and goes on at the next call.
-    """
+    """Bring the sums up to now. Takes a bounded time, and goes on at the next call."""
     late = time.monotonic() + SPENT_S
     while (add_up(using) or settle(using)) and time.monotonic() < late:
         pass
 
 
 def add_up(using: str) -> bool:
-    """Add what ended since the last time, up to a few seconds ago; whether there is more. Nothing
-    where somebody else is adding up. Eight statements or so.
-    """
+    """Add what ended since the last time; whether there is more. Somebody else may be at it."""
     with database.writing(using):
         summed = _locked(using)
         if summed is None:
@@ -175,7 +165,6 @@ def settle(using: str) -> bool:
 
 
 def _forget(using: str, now: int) -> None:
-    """Delete what is old: what it came to stays in the sums since ever."""
     for width, kept in ((MINUTE_S, MINUTES_KEPT_S), (QUARTER_S, QUARTERS_KEPT_S)):
         tables.sums(using).filter(width=width, start__lt=now - kept).delete()
 
@@ -231,7 +220,6 @@ def _bucket(length: str) -> str:
 
 
 def _add(using: str, found: Stretches) -> None:
-    """Add these to the rows. Two statements, three where some are new."""
     if not found:
         return
     rules, widths, starts = map(set, zip(*found, strict=True))
@@ -275,9 +263,7 @@ def _read(found: Any) -> dict[str, Sums]:
 
 
 def recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
-    """Every rule's last quarter of an hour and hour, by whole minutes; without buckets. One
-    statement; `now` in seconds.
-    """
+    """Every rule's last quarter of an hour and hour, without buckets. `now` in seconds."""
     found = {rule: Recent() for rule in rules}
     minute = now // MINUTE_S * MINUTE_S
     lately = (f"CASE WHEN start >= {minute - QUARTER_S} THEN {name} ELSE 0 END" for name in COUNTS)
@@ -309,7 +295,6 @@ def series(using: str, rule: str, start: int, end: int) -> list[tuple[int, Sums]
 
 
 def together(found: Iterable[Sums]) -> Sums:
-    """What all of these come to."""
     whole = Sums()
     for one in found:
         whole.add(one)
@@ -317,7 +302,7 @@ def together(found: Iterable[Sums]) -> Sums:
 
 
 def counters(using: str, rules: Sequence[str]) -> dict[str, Sums]:
-    """What each of these rules came to since ever: these only grow. One statement."""
+    """What each of these rules came to since its first attempt: these only grow. One statement."""
     return {rule: Sums() for rule in rules} | _read(
         tables.sums(using).filter(rule__in=rules, width=EVER)
     )
