@@ -1,6 +1,6 @@
-"""Checks of call_data: its JSON, its method, its URL (how it is written, and whether it leads where
-calls may go), and what the method takes: a table of its params, each with the check of its value.
-Where a string is wanted, a Secret may stand, whose value the worker checks.
+"""Checks of call_data: its JSON, its method, its URL, and what the method takes: a table of its
+params, each with the check of its value. Where a string is wanted, a Secret may stand, whose value
+the worker checks.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ _UNSAFE_IN_URL = re.compile(
 
 @dataclass(frozen=True)
 class Reach:
-    """Where calls may go: ALLOWED_HOSTS and ALLOWED_NETWORKS."""
-
     hosts: tuple[str, ...]
     networks: tuple[str, ...]
 
@@ -139,8 +137,8 @@ def check_call_data(
 
 
 def check_params(method: str, params: object, reach: Reach) -> str:
-    """Check what the method makes of its params, in plain JSON; again once secrets are resolved.
-    The host of the URL; "" without one. InvalidCall names the field, NotAllowed the host.
+    """Check what the method makes of its params; again once secrets are resolved. The host of the
+    URL; "" without one. InvalidCall names the field, NotAllowed the host.
     """
     host = ""
     if not isinstance(params, dict):
@@ -214,7 +212,6 @@ def _check_auth(field: str, auth: Any) -> None:
 
 
 def _check_fields(field: str, value: Any) -> None:
-    """A string, or names with one value or several: what a query or a form can say."""
     if isinstance(value, dict):
         for name, item in value.items():
             _check_field_value(field, name, item)

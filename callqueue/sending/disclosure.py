@@ -1,9 +1,4 @@
-"""Disclosing: gives a call in hand the values of its secrets, each only where it may go. The one
-place that asks for them.
-
-A call's params with names enter; its params with values, and the values to scrub, leave; or a
-refusal, which holds no value.
-"""
+"""Gives a call in hand the values of its secrets, each only where it may go. Nobody else asks."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from callqueue.sending.call_data import Reach, check_params, check_url
 def disclose(
     method: str, params: Mapping[str, Any], *, rule: str, key: str
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The params with their secrets' values in place, and those values; each is asked for once. The
+    """The params with their secrets' values in place, and those values, each asked for once. The
     whole is checked now that they are known, whether `send` has ever seen it or not.
 
     NotAllowed where one may not go there or the call may not be made, InvalidCall where a value
@@ -63,7 +58,6 @@ class _Asking:
         self.values: dict[str, str] = {}
 
     def go_to(self, url: Any) -> None:
-        """Learn where the call goes; its URL may be a secret, which is asked for first."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
         self.host, self.port = check_url(address, _reach())
@@ -71,7 +65,6 @@ class _Asking:
             self._check_host(url.name)
 
     def value_of(self, name: str, *, is_url: bool = False) -> str:
-        """The value, if this call may have it."""
         if name not in self.values:
             source = conf.current().secrets.get(name)
             if source is None:

@@ -1,9 +1,4 @@
-"""The importer: sends the calls of a file, one JSON document a line, or one over several lines.
-
-Calls are written in batches, in one transaction, which is rolled back where a line is bad, so that
-all of the file is sent or nothing. Every line is checked whatever the others are, and what is
-refused is told with its line and reason.
-"""
+"""Sends the calls of a file, JSON or JSON lines, in one transaction: all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +75,6 @@ def _prepared(
     names_secrets: bool,
     refused: Refused,
 ) -> Iterator[CallQueue | None]:
-    """None for a line that is bad or discarded."""
     for number, text in _documents(source):
         done.lines += 1
         call = None
@@ -142,7 +136,6 @@ def _named_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _request_of(document: Any, same: Mapping[str, Any]) -> intake.CallRequest:
-    """The request in a document: `call_data`, or an envelope with instants as ISO 8601 text."""
     if isinstance(document, list):
         raise InvalidCall("call_data", "is a list; write one call per line")
     if isinstance(document, dict) and "call_data" in document:

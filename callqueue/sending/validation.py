@@ -1,5 +1,5 @@
-"""The copy of a call's data in JSON's own types and Secrets, and the checks of send's arguments
-beside call_data.
+"""The copy of a call's data in JSON's own types and Secrets, and the checks of send's other
+arguments.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def plain_copy(
 
 
 class _Copying:
-    """`least`: its bytes of JSON at the least, bounded: what shares its parts ends in time."""
-
     def __init__(self, max_bytes: int, secret_names: Collection[str]) -> None:
         self.max_bytes, self.secret_names = max_bytes, secret_names
+        # `least`: bytes of JSON, bounded, so that what shares its parts ends in time
         self.least, self.has_secrets = 0, False
 
     def copy(self, value: Any, path: Any, depth: int) -> Any:
@@ -110,7 +109,7 @@ class _Copying:
         return str.__str__(text)
 
     def _secret(self, secret: Secret, path: Any) -> Secret:
-        """The refusal suggests no name: whoever reads it may not be who wrote the settings."""
+        # The refusal suggests no name: whoever reads it may not be who wrote the settings.
         if path[0] is None:
             why = "must not be a secret, which may stand for any string inside params"
             raise InvalidCall(trail_of(path), why)
@@ -175,7 +174,6 @@ def check_cost(cost: object) -> int | dict[str, int]:
 
 
 def check_priority(priority: object) -> int:
-    """A priority that fits its column; higher goes first."""
     return _whole("priority", priority, -32768, 32767)
 
 
@@ -207,7 +205,6 @@ def check_instant(field: str, value: object) -> datetime | None:
 
 
 def check_unique_key(unique_key: object) -> str | None:
-    """A non-empty text of at most 255 characters, or None."""
     if unique_key == "":
         raise InvalidCall(
             "unique_key", "is empty: every such call would be the same; give None for no unique key"
@@ -216,7 +213,6 @@ def check_unique_key(unique_key: object) -> str | None:
 
 
 def check_callback(callback: object) -> str | None:
-    """The name of a Celery task, or None."""
     if callback is None:
         return None
     given = callback.name if isinstance(callback, Task) else callback
