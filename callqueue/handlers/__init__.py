@@ -1,9 +1,8 @@
 """Handlers: what makes a call of some method. Every requests verb, send_email and celery_task are
-built in.
+built in; `@handler("name")` registers one beside those of CALLQUEUE["HANDLERS"].
 
 A handler is called `handler(params, context)` and returns JSON, for success, or an outcome; an
-exception is a failure that is retried. `@handler("name")` registers one beside those of
-CALLQUEUE["HANDLERS"].
+exception is a failure that is retried.
 """
 
 from __future__ import annotations
@@ -33,29 +32,24 @@ _registered: dict[str, Handler] = {}
 
 @dataclass(frozen=True)
 class Context:
-    """What a handler is told of its call. `attempt` counts from 1; `deadline` is when the lease
-    ends, on this host's clock.
-
-    `is_last`: should this attempt fail, there will be no other.
-    """
+    """What a handler is told of its call."""
 
     call_id: int
     rule: str
     key: str
-    attempt: int
+    attempt: int  # from 1
     idempotency_key: str
-    deadline: datetime
-    is_last: bool = False
+    deadline: datetime  # when the lease ends, on this host's clock
+    is_last: bool = False  # should this attempt fail, there will be no other
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A handler that comes with callqueue. `free` are the params that a person may change in the
-    admin; `check` says with InvalidCall what is wrong with all of them.
-    """
+    """A handler that comes with callqueue."""
 
     make: Handler
-    free: Collection[str]
+    free: Collection[str]  # params that a person may change in the admin
+    # says with InvalidCall what is wrong with all of them
     check: Callable[[dict[str, Any]], None] = lambda params: None
 
 
@@ -70,16 +64,13 @@ def handler(name: str) -> Callable[[F], F]:
 
 
 def method_of(call_data: Any, column: str) -> str:
-    """The method that a call's data names, which is what will be made: other code may have changed
-    the data, and not the column. That one counts where the data cannot be read.
-    """
+    # Other code may have changed the data, which is what will be made, and not the column.
     if not isinstance(call_data, Mapping):
         return column
     return str(call_data.get("method", "")).lower()
 
 
 def methods() -> frozenset[str]:
-    """Every method that a call may have now."""
     return HTTP_METHODS | BUILT_IN | conf.current().handlers.keys() | _registered.keys()
 
 
@@ -97,7 +88,6 @@ def find(method: str) -> Handler:
 
 
 def built_in(method: str) -> BuiltIn | None:
-    """The handler of this method that comes with callqueue."""
     if method not in BUILT_IN:
         return None
     found: BuiltIn = import_module(f"{__name__}.{method}").BUILT_IN

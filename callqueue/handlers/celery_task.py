@@ -1,15 +1,13 @@
-"""celery_task: runs a registered Celery task in this worker, under the call's limits; its result
-lands in the attempt.
+"""celery_task: runs a registered Celery task in this worker, under the call's limits.
 
-A call keeps Celery's own message of the task: its headers, its properties, and its body in the JSON
-that Celery would have sent. A call that was sent by hand has a name and arguments only: the rest is
-what Celery would have said of it.
+A call keeps Celery's own message of the task. One that was sent by hand has a name and arguments
+only: the rest is what Celery would have said of it. Celery's own tracer runs it, so that signals,
+hooks, callbacks, chains and chords see what they always see. A failure or a retry goes back to the
+table; errbacks and the result backend's FAILURE come once, with the last attempt.
 
-Celery's own tracer runs it, so that signals, hooks, callbacks, chains and chords see what they
-always see. A failure or a retry goes back to the table; errbacks and the result backend's FAILURE
-come once, with the last attempt. The tracer stores what a task returns before anybody else sees it,
-and lets pass what is no Exception: so `task.run` is wrapped, once, as Celery does itself for
-`autoretry_for`. A run that no call has asked for goes through unchanged.
+The tracer stores what a task returns before anybody else sees it, and lets pass what is no
+Exception: so `task.run` is wrapped, once, as Celery does itself for `autoretry_for`. A run that no
+call has asked for goes through unchanged.
 """
 
 from __future__ import annotations
@@ -76,11 +74,7 @@ class CallsRun:
 
 
 def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
-    """Run the task `name` with `args` and `kwargs`, here and now. Its exception is a failure; its
-    `retry` a retry later.
-
-    A task may return an outcome of callqueue's, such as HoldUntil, as any handler may.
-    """
+    """Run the task `name` with `args` and `kwargs`, here and now. It may return an outcome."""
     app = current_app._get_current_object()
     task = broker.registered(app, params["name"])
     if task is None:
@@ -152,7 +146,6 @@ def _run(task: Any, current: CallsRun, run: Callable[[], Any]) -> Any:
 
 
 def _result(value: Any) -> Any:
-    """What the tracer is to see of what the task returned."""
     if not isinstance(value, OUTCOMES):
         return value
     if isinstance(value, Succeeded):
@@ -229,8 +222,8 @@ _TYPED = {"__type__", "__value__"}  # in Celery's JSON: a date, a Decimal and th
 
 def params_of(name: str, message: Any, stated: Mapping[str, Any]) -> dict[str, Any]:
     """The params of the call that keeps this message; `stated` are the caller's own options. What
-    JSON has no form for stays in the arguments as it is: `send` says where it is. InvalidCall for
-    a Secret anywhere else, which would leave with the tasks that follow.
+    JSON has no form for stays in the arguments: `send` says where it is. InvalidCall for a Secret
+    anywhere else, which would leave with the tasks that follow.
     """
     args, kwargs, embed = message.body
     # A repr would show what is redacted in the arguments, and tell of them when they are edited.
@@ -257,7 +250,7 @@ def request_of(task: Any, params: Mapping[str, Any], own_id: str, retries: int) 
     where nobody gave one. A secret that is not disclosed is its name.
 
     `is_eager` keeps Celery from publishing a retry, and from closing this worker's connections; it
-    is False while a QueuedTask itself runs (celery_task.py).
+    is False while a QueuedTask itself runs.
     """
     decode = loads if "headers" in params else json.loads
     kept = decode(json.dumps(params, default=repr))
@@ -295,7 +288,6 @@ def _encodable(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(value: Any, depth: int = 0) -> Any:
-    """A copy in the form that Celery's JSON gives it."""
     if value is None or isinstance(value, str | int | float | Secret):
         return value
     if depth > DEEPEST:
@@ -320,7 +312,6 @@ def _hostname() -> str:
 
 
 def _check(params: dict[str, Any]) -> None:
-    """InvalidCall where Celery could not send a task of this."""
     refuse_unknown(params, PARAMS)
     name = params.get("name")
     if not is_secret(name) and not (isinstance(name, str) and TASK_NAME.fullmatch(name)):

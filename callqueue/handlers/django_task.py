@@ -1,6 +1,4 @@
-"""django_task: runs a task of Django's Tasks API, which begins with Django 6: see
-callqueue/backends.py.
-"""
+"""django_task: runs a task of Django's Tasks API (Django 6 and up): see callqueue/backends.py."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def run_django_task(params: Mapping[str, Any], context: Context) -> Outcome:
-    """Run the task here and now."""
     from django.tasks import task_backends
 
     try:

@@ -1,6 +1,4 @@
-"""send_email: one message through Django's email backend, which waits no longer than the lease
-lasts where it can be told.
-"""
+"""send_email: one message through Django's email backend."""
 
 from __future__ import annotations
 
