@@ -1,7 +1,4 @@
-"""The tables: calls, their attempts (the ledger), the state of each rule, holds, and history.
-
-Rows only: what may be done with them is in `callqueue.managers`, and in the packages below.
-"""
+"""The tables: rows only. What may be done with them is in `callqueue.managers`, and below."""
 
 from callqueue.models.attempts import BelatedEnding, CallAttempt
 from callqueue.models.calls import CallQueue

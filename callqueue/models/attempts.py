@@ -1,5 +1,4 @@
 """The tables of attempts: the ledger, and what calls become that were locked at an attempt's end.
-
 An attempt outlives its call as long as a limit's window still counts it, so deleting a call never
 makes room that the provider does not have.
 """
@@ -21,13 +20,9 @@ UNUSUAL = models.Q(outcome__in=states.FAULTY) | models.Q(response_status__gte=st
 
 
 class CallAttempt(Table):
-    """One try at a call: a row of the ledger. Charged from `released_at` until `finished_at`, then
-    it ages.
-    """
+    """One try at a call: a row of the ledger. Charged from its release to its end, then it ages."""
 
     class Outcome(models.TextChoices):
-        """How an attempt ended; empty while it is open."""
-
         OPEN = states.OPEN, _("open")
         SUCCEEDED = states.SUCCEEDED, _("succeeded")
         ERRORED = states.ERRORED, _("failed")

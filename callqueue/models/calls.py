@@ -31,8 +31,6 @@ class CallQueue(Table):
     """A call that the application owes to an API, from `send` to its end."""
 
     class Status(models.IntegerChoices):
-        """Where a call stands."""
-
         NEW = states.NEW, _("new")
         DISPATCHED = states.DISPATCHED, _("dispatched")
         ERROR = states.ERROR, _("will be retried")
@@ -194,13 +192,11 @@ class CallQueue(Table):
 
     @property
     def answer(self) -> Answer | None:
-        """What the last attempt that has ended was answered, read from the table now; None where it
-        was not, whatever an earlier one was.
-        """
+        """What the last attempt that has ended was answered, read now; None where it was not."""
         ended = self.attempts.exclude(outcome__in=(states.OPEN, states.VOIDED))
         attempt = ended.order_by("-number", "-pk").first()
         return None if attempt is None else answer_of(attempt, UNREADABLE)
 
     def forecast(self) -> forecast.Forecast:
-        """What the call waits for, its place (from 1), and when it should go, or None."""
+        """What the call waits for, its place in line (from 1), and when it should go (or None)."""
         return forecast.forecast(self)

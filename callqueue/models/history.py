@@ -9,9 +9,7 @@ from callqueue.history.sums import new_buckets
 
 class Sum(models.Model):
     """What a rule's attempts came to that ended in `width` seconds from `start` on (seconds since
-    the epoch); width 0: since ever.
-
-    `waits` and `answers`: how many, by the buckets of `history.sums.BOUNDS`.
+    the epoch); width 0: since ever. `waits`, `answers`: by the buckets of `history.sums.BOUNDS`.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -38,14 +36,11 @@ class Sum(models.Model):
 
 
 class Summed(models.Model):
-    """How far sums are: one row, and whoever locks it goes on. Every attempt that ended before
-    `until` (microseconds) is in them; quarters of an hour before `settled` (seconds) were counted
-    once more.
-    """
+    """How far sums are: one row, and whoever locks it goes on."""
 
     id = models.PositiveSmallIntegerField(primary_key=True)
-    until = models.BigIntegerField(default=0)
-    settled = models.BigIntegerField(default=0)
+    until = models.BigIntegerField(default=0)  # microseconds: what ended before is in them
+    settled = models.BigIntegerField(default=0)  # seconds: quarters before were counted once more
 
     class Meta:
         default_permissions = ()

@@ -31,9 +31,7 @@ class RuleState(models.Model):
 
 
 class LedgerState(models.Model):
-    """How far ledger time is behind the database's clock, in one row. Who writes an instant that
-    counts shares its lock, so that nobody moves the ledger meanwhile.
-    """
+    """How far ledger time is behind the clock. Who writes an instant that counts locks it, too."""
 
     id = models.PositiveSmallIntegerField(primary_key=True)
     moved = models.BigIntegerField(default=0)  # microseconds
@@ -60,8 +58,8 @@ class SettingsState(models.Model):
 
 
 class OpinionState(models.Model):
-    """What some processes' settings say of the limits, as JSON, by a digest of it. One that has
-    lapsed tells which rules were charged to which limit before.
+    """What some processes' settings say of the limits, as JSON. One that has lapsed tells of
+    before.
     """
 
     digest = models.CharField(max_length=16, primary_key=True)
@@ -78,8 +76,7 @@ class OpinionState(models.Model):
 
 class Tally(models.Model):
     """What a budget with a long window is charged with, for one value of its `per`; kept as it
-    changes, by those who hold the budget's rules. Attempts are the truth: it can be counted anew
-    from them at any time.
+    changes, by those who hold the budget's rules. It can be counted anew from attempts at any time.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -100,10 +97,8 @@ class Tally(models.Model):
 
 
 class KeyTurn(Table):
-    """A key that has calls ready at some priority of a rule, and its turn among the others: lowest
-    `served` first.
-
-    While `blocked_on` says what the key waits for, no pass looks at it: until that is free, or
+    """A key that has calls ready at some priority of a rule, and its turn: lowest `served` first.
+    While `blocked_on` says what it waits for, no pass looks at it until that is free, or
     `blocked_until`.
     """
 
@@ -137,9 +132,7 @@ class KeyTurn(Table):
 
 
 class KeyNews(models.Model):
-    """News that a key has a call ready, by who made it so: a pass takes it, and gives the key its
-    turn. Whoever gives news only inserts, and without a unique index waits for nobody.
-    """
+    """News that a key has a call ready. Who gives news only inserts, and waits for nobody."""
 
     id = models.BigAutoField(primary_key=True)
     rule = models.CharField(max_length=100)
@@ -158,8 +151,6 @@ class Hold(models.Model):
     """Nothing in a scope of a rule is released until the hold ends, whoever laid it."""
 
     class Source(models.TextChoices):
-        """Who laid it."""
-
         PROVIDER = "provider", _("the provider")
         OPERATOR = "operator", _("an operator")
         BREAKER = "breaker", _("the circuit breaker")
