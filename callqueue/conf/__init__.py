@@ -1,9 +1,4 @@
-"""The app's settings, typed: `current()` reads CALLQUEUE once, checks it, and reads it again when
-settings change.
-
-Anything wrong raises ImproperlyConfigured naming the key and what to do; `problems()` gives all of
-it for the system checks. Nothing else in the app reads django.conf.settings.CALLQUEUE.
-"""
+"""The app's settings, typed. Nothing else in the app reads django.conf.settings.CALLQUEUE."""
 
 # ruff: noqa: F401
 # mypy: implicit-reexport
@@ -61,7 +56,6 @@ class Config:
 
     @property
     def rules(self) -> Mapping[str, Rule]:
-        """The rules by name."""
         return self.book.rules
 
     def rule(self, name: str) -> Rule:
@@ -74,7 +68,6 @@ class Config:
             ) from None
 
     def keep(self, rule: Rule | None) -> int:
-        """How many bytes of an answer's body are kept of calls of this rule."""
         own = rule.keep_response_bytes if rule else None
         return self.keep_response_bytes if own is None else own
 
@@ -83,9 +76,7 @@ class Config:
         return self.rules[rule].queue_names[0] if rule in self.rules else ""
 
     def lease(self, rule: Rule | None) -> float:
-        """Seconds that an attempt of the rule may take from its slot on; None: of one that is not
-        in the settings any more.
-        """
+        """Seconds that an attempt may take from its slot on; None: of a rule that is gone."""
         return (rule.total_timeout if rule else 0.0) + self.grace
 
 

@@ -1,8 +1,4 @@
-"""Reads the keys of CALLQUEUE one after the other, and notes what is wrong with each.
-
-In: the dict that the settings hold. Out: values of the types that the app works with, and a
-sentence for each mistake, which names the place and never a value that may be a secret.
-"""
+"""Reads the keys of CALLQUEUE, and notes what is wrong with each: never a value, perhaps secret."""
 
 from __future__ import annotations
 
@@ -57,10 +53,8 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Reader:
-    """Reads key after key. `wrong` notes all that is wrong, not the first mistake alone."""
-
     def __init__(self, raw: Any) -> None:
-        self.wrong: list[str] = []
+        self.wrong: list[str] = []  # all that is wrong, not the first mistake alone
         if not isinstance(raw, Mapping):
             self.wrong.append(f"CALLQUEUE: {type(raw).__name__} is not a dict")
             raw = {}
@@ -213,9 +207,7 @@ class Reader:
 
 
 def _kind(value: object, container: str = "") -> str:
-    """What stands where something else should: its type, never itself, which may be a secret that
-    was put there by mistake.
-    """
+    """What stands where something else should: its type, never itself, which may be a secret."""
     if container and isinstance(value, Mapping | list | tuple | set | frozenset):
         return container
     return "an empty string" if value == "" else type(value).__name__

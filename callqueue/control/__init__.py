@@ -1,6 +1,4 @@
-"""What operators do to rules: pause, resume, change a limit. Acts at the next pass, within a
-second.
-"""
+"""What operators do to rules: pause, resume, change a limit. Acts at the next pass."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ def pause(
     reason: str = "",
 ) -> None:
     """Hold a rule, or one key of it, for `seconds`, or until it is resumed. It replaces an earlier
-    pause, and no moment is without one.
-
-    UnknownRule suggests; InvalidCall where the pause would be over at once.
+    pause, and no moment is without one. InvalidCall where the pause would be over at once.
     """
     conf.current().rule(rule)
     text = check_key(key)
@@ -48,7 +44,7 @@ def resume(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
     """End the holds on a rule, whoever laid them, those on its keys too; or those on one key. The
-    count of them.
+    count.
 
     The hold that keeps a provider safe after the database went back in time ends only where
     `restored` says so: see `kept_after_restore`.
@@ -69,10 +65,8 @@ def kept_after_restore(using: str, rule: str) -> datetime | None:
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
     """Give one of the rule's limits another rate, for all rules that share it; None: as the
-    settings say. The rate in force.
-
-    It stays whatever becomes of the rules, until it is given another. Where dispensers differ in
-    the limit, it is for all.
+    settings say. The rate in force. It stays until it is given another, whatever becomes of the
+    rules.
     """
     config = conf.current()
     config.rule(rule)

@@ -1,9 +1,4 @@
-"""Requeue and cancel by the thousand: picks calls by status, rule, key and time, and acts in short
-batches.
-
-Each batch is one transaction, fenced by the states it starts from, so workers and dispensers may go
-on meanwhile.
-"""
+"""Requeue and cancel by the thousand, in short batches: each one transaction, fenced by states."""
 
 from __future__ import annotations
 
@@ -31,10 +26,8 @@ BY_CREATION = (states.NEW, states.DISPATCHED)
 
 
 class Batch(NamedTuple):
-    """The number of the last call that it looked at, how many these were, and how many changed."""
-
-    last: int
-    seen: int
+    last: int  # the number of the last call that it looked at
+    seen: int  # how many it looked at
     changed: int
 
 
@@ -52,13 +45,10 @@ class Pick:
 def batches(rows: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
     """Make a move with all of these calls that it may start from, in the order of their numbers."""
     last = 0
-    while done := _persist(rows.db, partial(_moved, rows, move, last, log)):
+    using = rows.db
+    while done := _persist(using, partial(untimed, using, partial(_move, rows, move, last, log))):
         last = done.last
         yield done
-
-
-def _moved(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
-    return untimed(rows.db, partial(_move, rows, move, after, log))
 
 
 def _move(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
@@ -79,17 +69,16 @@ def _move(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
 def requeue(
     using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None
 ) -> int:
-    """Send once more those that may be; the count of them. DONE ones only with `again`."""
+    """Send once more those that may be; the count. DONE ones only with `again`."""
     return _all_batches(using, pick, Move.REQUEUE_AGAIN if again else Move.REQUEUE, progress)
 
 
 def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
-    """End the picked calls, those that no worker has begun; the count of them."""
+    """End the picked calls, those that no worker has begun; the count."""
     return _all_batches(using, pick, Move.CANCEL, progress)
 
 
 def count(using: str, pick: Pick) -> int:
-    """How many calls are picked now."""
     return _persist(using, lambda: int(picked(using, pick).count()))
 
 
@@ -109,7 +98,6 @@ def statuses_of(
 
 
 def picked(using: str, pick: Pick) -> Any:
-    """The calls that are picked now."""
     rows = tables.calls(using).filter(status__in=pick.statuses)
     rows = rows.exclude(method=states.PERMIT, status__in=states.FINAL)  # nobody makes it again
     if pick.rule is not None:
