@@ -1,4 +1,5 @@
-"""What every command shares: the database it works on, durations, JSON, and exit codes.
+"""What every command shares: the database it works on, durations, JSON, exit codes; tables of text,
+and a line that says how far long work is.
 
 0 done, 1 found a problem (the database or the broker away is one), 2 wrong use, 141 where whoever
 read the output has left. A command parses, calls one function, and reports.
@@ -9,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections
@@ -27,20 +30,18 @@ from callqueue.texts import in_one_line
 PROBLEM, WRONG_USE, INTERRUPTED = 1, 2, 130
 UNREAD = 141  # as a shell says of a program whose reader left: 128 and SIGPIPE
 PATIENCE = 5  # seconds that connecting to the database may take
+SHOWN_EVERY = 0.1  # seconds between two updates of a line of progress
+Update = Callable[..., None]  # (done, total=None), as often as one likes
 
 
 class CallQueueCommand(BaseCommand):
-    """A command of callqueue: `run` is its body, and errors become one line and an exit code.
+    """A command of callqueue: `run` is its body, and errors become one line and an exit code."""
 
-    What `is_repeatable` is run again, whole, where its connection is cut.
-    """
-
-    is_repeatable = True
+    is_repeatable = True  # run again, whole, where its connection is cut
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """A wrong option ends with 2 from call_command, too."""
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        if not parser.called_from_command_line:
+        if not parser.called_from_command_line:  # a wrong option ends with 2 from call_command, too
             parser.error = _refuse  # type: ignore[method-assign]
         return parser
 
@@ -82,13 +83,10 @@ class CallQueueCommand(BaseCommand):
         self.write(printable(text))
 
     def say_json(self, document: Any) -> None:
-        """The one JSON document of a command that was asked for it."""
         self.write(json.dumps(document, indent=2, default=str))
 
     def write(self, text: str) -> None:
-        """Text as it is, and a line's end, at once. SystemExit where nobody reads any more, as
-        behind `| head`.
-        """
+        """Text and a line's end, at once. SystemExit where nobody reads any more."""
         try:
             self.stdout.write(text)
             self.stdout.flush()
@@ -99,17 +97,14 @@ class CallQueueCommand(BaseCommand):
 
 
 def counted(number: int, noun: str = "call") -> str:
-    """The number with its noun, which ends in "s" where there is not one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def problem(why: str) -> CommandError:
-    """The command found a problem."""
     return CommandError(printable(why), returncode=PROBLEM)
 
 
 def wrong_use(why: str) -> CommandError:
-    """The command was used wrongly."""
     return CommandError(printable(why), returncode=WRONG_USE)
 
 
@@ -119,13 +114,55 @@ def duration(value: str | timedelta | None) -> timedelta | None:
 
 
 def key_of(text: str | None) -> Any:
-    """A --key option: a string, or a mapping written as JSON."""
     if not text or not text.startswith("{"):
         return text or ""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise wrong_use(f"--key: not JSON: {error}") from None
+
+
+def table(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
+) -> Iterator[str]:
+    """The lines of a table; columns in `right` are set to the right. What is unseen is escaped."""
+    heading, rows = list(map(printable, heading)), [list(map(printable, row)) for row in rows]
+    widths = [max(len(row[i]) for row in [heading, *rows]) for i in range(len(heading))]
+    for row in [heading, *rows]:
+        cells = [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+@contextmanager
+def progress(
+    label: str, *, stream: TextIO | None = None, wanted: bool = True
+) -> Iterator[Update | None]:
+    """A line on standard error, in a terminal alone. The block gets what updates it, or None."""
+    stream = sys.stderr if stream is None else stream
+    if not wanted or not stream.isatty():
+        yield None
+        return
+    shown_at = 0.0
+
+    def update(done: int, total: int | None = None) -> None:
+        nonlocal shown_at
+        if (now := time.monotonic()) - shown_at < SHOWN_EVERY:
+            return
+        shown_at = now
+        of = f" of {total:,} ({100 * done // total} %)" if total else ""
+        stream.write(f"\r{label} {done:,}{of}\x1b[K")
+        stream.flush()
+
+    stream.write(f"\r{label} ...")
+    stream.flush()
+    try:
+        yield update
+    finally:
+        stream.write("\r\x1b[K")
+        stream.flush()
 
 
 def _refuse(message: str) -> NoReturn:

@@ -9,14 +9,18 @@ from django.core.management.base import CommandParser
 
 from callqueue.control import bulk
 from callqueue.control.bulk import Pick
-from callqueue.management.base import CallQueueCommand, counted, duration, key_of, wrong_use
-from callqueue.management.progress import progress
+from callqueue.management.base import (
+    CallQueueCommand,
+    counted,
+    duration,
+    key_of,
+    progress,
+    wrong_use,
+)
 
 
 class BulkCommand(CallQueueCommand):
-    """Acts on the calls that the options pick: those of the `default` statuses, where none is
-    named, out of the `legal` ones.
-    """
+    """Acts on the calls that the options pick, by default of the `default` statuses."""
 
     verb, past, statuses = "", "", ""
     default: tuple[int, ...] = ()
@@ -36,7 +40,6 @@ class BulkCommand(CallQueueCommand):
         add("--dry-run", action="store_true", help="say how many, and change nothing")
 
     def pick(self, options: dict[str, Any]) -> Pick:
-        """The calls that the options pick."""
         try:
             statuses = bulk.statuses_of(options["statuses"], self.default, self.legal)
         except ValueError as error:
@@ -44,7 +47,6 @@ class BulkCommand(CallQueueCommand):
         return Pick(statuses, options["rule"], key_of(options["key"]), duration(options["since"]))
 
     def act(self, using: str, options: dict[str, Any], pick: Pick, do: Callable[..., int]) -> None:
-        """Do it with a line of progress, and say how many."""
         if options["dry_run"]:
             self.say(f"would {self.verb} {counted(bulk.count(using, pick))}; nothing was changed")
             return

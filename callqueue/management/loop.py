@@ -15,7 +15,6 @@ from callqueue.management.base import wrong_use
 
 
 def add_options(parser: CommandParser) -> None:
-    """--for and --rule."""
     add = parser.add_argument
     add("--for", dest="seconds", type=float, metavar="SECONDS", help="end after this time")
     add("--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these")

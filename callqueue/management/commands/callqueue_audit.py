@@ -1,6 +1,4 @@
-"""callqueue_audit: the highest use of every limit in any window, from the ledger, beside what the
-limit allows.
-"""
+"""callqueue_audit: the highest use of every limit in any window, from the ledger."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from callqueue.history.audit import Audit, audit
-from callqueue.management.base import CallQueueCommand, counted, duration, problem
-from callqueue.management.progress import progress
-from callqueue.management.table import table
+from callqueue.management.base import CallQueueCommand, counted, duration, problem, progress, table
 
 
 class Command(CallQueueCommand):

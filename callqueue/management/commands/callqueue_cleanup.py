@@ -8,8 +8,7 @@ from django.core.management.base import CommandParser
 
 from callqueue import database
 from callqueue.maintenance import cleanup, recovery
-from callqueue.management.base import CallQueueCommand, counted, duration, wrong_use
-from callqueue.management.progress import progress
+from callqueue.management.base import CallQueueCommand, counted, duration, progress, wrong_use
 
 LOCKS = (
     "--vacuum-full rewrites the tables of calls and attempts, "

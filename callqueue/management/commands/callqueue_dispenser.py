@@ -47,11 +47,10 @@ class Command(CallQueueCommand):
             self._until_told(using, rules, seconds)
 
     def _check(self, using: str) -> None:
-        """A database that is away says nothing about the dispenser, which waits for it."""
         try:
             now = ledger_time.now(using)
             signs = alive.signs(using, now)
-        except (DatabaseError, InterfaceError) as error:
+        except (DatabaseError, InterfaceError) as error:  # it says nothing of the dispenser
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")
             return
         others = (alive.WORKER, alive.BUSY, alive.BEAT)

@@ -8,8 +8,7 @@ from typing import IO, Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.management.base import CallQueueCommand, counted, problem, wrong_use
-from callqueue.management.progress import progress
+from callqueue.management.base import CallQueueCommand, counted, problem, progress, wrong_use
 from callqueue.security.redaction import printable
 from callqueue.sending import importer
 from callqueue.texts import in_one_line

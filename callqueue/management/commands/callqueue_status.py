@@ -13,8 +13,7 @@ from django.utils import timezone
 from callqueue import states
 from callqueue.look import HoldLook, Look, RuleLook, look, notes, words
 from callqueue.look.limits import LimitLook
-from callqueue.management.base import CallQueueCommand, wrong_use
-from callqueue.management.table import table
+from callqueue.management.base import CallQueueCommand, table, wrong_use
 from callqueue.models import CallQueue
 from callqueue.security.redaction import printable
 
@@ -83,7 +82,6 @@ class Command(CallQueueCommand):
 
 
 def as_json(seen: Look) -> dict[str, Any]:
-    """What `--json` prints."""
     return {
         "rules": {rule.name: _rule(rule) for rule in seen.rules},
         "dispensers": len(seen.dispensers),

@@ -22,11 +22,11 @@ QUOTES = dict.fromkeys(map(ord, '`"'))
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be dropped. `rows`: of Django's own tables, by what they are called."""
+    """What is to be dropped."""
 
     tables: list[str]
     foreign_keys: list[database.ForeignKey]
-    rows: dict[str, QuerySet[Any]]
+    rows: dict[str, QuerySet[Any]]  # of Django's own tables, by what they are called
     periodic_tasks: list[str]
     unfinished: int
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from callqueue.management.progress import progress
+from callqueue.management.base import progress
 
 
 class Terminal(io.StringIO):
