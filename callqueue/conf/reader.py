@@ -1,4 +1,4 @@
-"""Reads the keys of CALLQUEUE, and notes what is wrong with each: never a value, perhaps secret."""
+"""Reads the keys of CALLQUEUE and notes what is wrong. No note repeats a value, maybe secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requeue and cancel by the thousand, in short batches: each one transaction, fenced by states."""
+"""Requeue and cancel by the thousand, in short batches: each is a transaction, fenced by states."""
 
 from __future__ import annotations
 

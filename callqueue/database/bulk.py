@@ -66,9 +66,7 @@ def in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Shape:
-    """Some fields of a model, and how their values become one JSON document. Kept: it costs to
-    make.
-    """
+    """Some fields of a model, and how their values become one JSON document. Slow to make: kept."""
 
     fields: tuple[Any, ...]
     columns: tuple[str, ...]  # quoted

@@ -65,7 +65,7 @@ def lower_flag(using: str) -> None:
 
 
 def wait_for_word(using: str, seconds: float) -> set[str]:
-    """Wait so long: the rules that senders named; "" for any; empty: nothing was said."""
+    """Wait so long for a word: the rules that senders named, "" for any; empty: none came."""
     raw = connections[using].connection
     with connections[using].wrap_database_errors:
         if came_before := _received(raw):

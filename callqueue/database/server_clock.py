@@ -29,7 +29,7 @@ def clock(using: str) -> datetime:
 
 
 def clock_sql(using: str) -> str:
-    """The database's clock, for a SELECT; NULL on SQLite, whose clock in SQL has milliseconds."""
+    """The database's clock, for a SELECT; NULL on SQLite, whose SQL knows milliseconds only."""
     words = dialect(using)
     return words.clock + (words.later.format(ahead // MICROSECOND) if ahead else "")
 

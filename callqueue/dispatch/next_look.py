@@ -1,4 +1,4 @@
-"""When a group is looked at again: a pass concludes, a dispenser obeys. Monotonic seconds. Pure."""
+"""When a group of rules is looked at again. Instants are monotonic seconds. No statements."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int
 
 
 def opens(account: Account, rule: str, queues: Collection[str]) -> tuple[Us | None, Budget | None]:
-    """From when on a call of cost 1 may go (None: after an answer); and the limit that says so."""
+    """When a call of cost 1 may go (None: after an answer), and the limit that says so."""
     of_rule, of_queues = _own(account, rule)
     ways = [
         max(

@@ -82,7 +82,7 @@ class Begins:
 
 @dataclass(frozen=True)
 class OwnCall:
-    """A call that the process which makes the pass makes itself."""
+    """The call for which a process makes a pass: one that it makes itself."""
 
     rule: str
     priority: int

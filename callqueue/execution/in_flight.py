@@ -86,7 +86,7 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
 
 
 def land(*, seconds: float | None = None) -> None:
-    """Wait until nothing of this process is in flight, until leases end, or for so many seconds."""
+    """Wait until nothing is in flight here, until all leases have ended, or for so many seconds."""
     for end in before_landing:
         end(seconds)
     for own in list(_flights.values()):

@@ -89,8 +89,8 @@ def request(
     timeouts: Timeouts,
     gate: Gate | None = None,
 ) -> Answer:
-    """Make the call, `params` as requests.request takes them. Raises what the gate does but
-    Dropped.
+    """Make the call, with `params` as requests.request takes them. What the gate raises passes, but
+    for Dropped.
     """
     gate = Gate() if gate is None else gate
     trip, answer, may_be_sent = Trip(timeouts, gate, policy), Answer(None, None), False

@@ -74,7 +74,7 @@ class CallsRun:
 
 
 def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
-    """Run the task `name` with `args` and `kwargs`, here and now. It may return an outcome."""
+    """Run the task `name` here and now. What it raises is a failure; it may return an outcome."""
     app = current_app._get_current_object()
     task = broker.registered(app, params["name"])
     if task is None:

@@ -85,7 +85,7 @@ class RuleLook:
         return self.hold_on(None)
 
     def hold_on(self, key: str | None) -> HoldLook | None:
-        """The hold that binds, for this key or for all: the last to end."""
+        """The hold that binds calls of this key (or all, without one): the one that ends last."""
         binding = [one for one in self.holds if one.per == "rule" or one.is_on_key(key)]
         on_queues: dict[str, HoldLook] = {}
         for one in sorted(self.holds, key=self.ends_in):

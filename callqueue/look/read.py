@@ -125,7 +125,7 @@ def _rule(known: _Known, name: str) -> RuleLook:
 
 
 def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
-    """Now, how far the ledger was moved, until when ends are summed, version, signs of life."""
+    """Now; how far the ledger was moved; until when ends are summed; the version; signs of life."""
     sql = (
         f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
         f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "

@@ -161,7 +161,7 @@ def _less(name: str) -> str:
 
 
 def _takes_context(source: Callable[..., str]) -> bool:
-    """Whether it needs an argument, or has one named context. One with a default is its owner's."""
+    """Whether it needs an argument, or names one `context`. Any other default is its owner's."""
     try:
         parameters = inspect.signature(source).parameters.values()
     except (TypeError, ValueError):

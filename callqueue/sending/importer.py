@@ -1,4 +1,4 @@
-"""Sends the calls of a file, JSON or JSON lines, in one transaction: all of it, or nothing."""
+"""Sends the calls of a file (JSON, or JSON lines) in one transaction: all of them, or none."""
 
 from __future__ import annotations
 
