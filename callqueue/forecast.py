@@ -138,7 +138,7 @@ def _dispatched(call: CallQueue, using: str) -> str:
     values = {
         "queue": queue,
         "since": _ago(now - (attempt.started_at or attempt.released_at)),
-        "until": _ahead(attempt.lease_until, now),
+        "until": _ago((attempt.lease_until or now) - now),
     }
     if attempt.started_at is None:
         return str(
@@ -159,10 +159,6 @@ def _dispatched(call: CallQueue, using: str) -> str:
 
 def _ago(passed: timedelta) -> str:
     return words.duration(max(0.0, passed.total_seconds()))
-
-
-def _ahead(instant: datetime | None, now: datetime) -> str:
-    return _ago(timedelta(0) if instant is None else instant - now)
 
 
 # --- when it goes

@@ -23,7 +23,7 @@ from callqueue.ledger import settings
 from callqueue.limits.budgets import Budget, key_parts
 from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.limits.kinds import Limit
-from callqueue.look import Note, RuleLook, look, notes, words
+from callqueue.look import RuleLook, look, notes, words
 from callqueue.models import CallQueue, RuleState
 from callqueue.sending.validation import MAX_TEXT, check_key
 
@@ -153,7 +153,7 @@ def _preview(
         "limit_id": budget_id,
         "rate": rate,
         "wanted": wanted,
-        "said": _of_dispensers(notes(before)),
+        "said": [one for one in notes(before) if one.what == "dispenser" and one.kind == "bad"],
         "limit": budget.limit,
         "concerned": [_concerned(before.rule(name), after.rule(name)) for name in rules],
         "told": _against_traffic([before.rule(name) for name in rules], limit),
@@ -187,10 +187,6 @@ def _against_traffic(rules: Sequence[RuleLook], limit: Limit) -> str:
     )
     values = {"in": words.rate(incoming), "out": words.rate(allowed)}
     return text % {**values, "more": words.rate(incoming - allowed)}
-
-
-def _of_dispensers(told: Sequence[Note]) -> list[Note]:
-    return [one for one in told if one.what == "dispenser" and one.kind == "bad"]
 
 
 def _found(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
