@@ -166,7 +166,7 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
 
 def _seconds(until: float | timedelta | datetime | None, now: datetime) -> float:
     if isinstance(until, datetime):
-        until = (until if until.tzinfo else until.replace(tzinfo=UTC)) - now
+        until = _aware(until) - now
     return until.total_seconds() if isinstance(until, timedelta) else until or 0.0
 
 

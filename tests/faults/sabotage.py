@@ -100,7 +100,7 @@ class Sabotage(AppConfig):
         _after(recorder, "record", "after-record")
         _after(release_pass, "charge", "inside-release")
         _before(publisher, "pack", "before-publish")
-        _before(publisher, "_options", "inside-publish")
+        _before(publisher, "naming", "inside-publish")
         _after(Dispenser, "_release", "after-publish", when=lambda done: bool(done.released))
 
 
