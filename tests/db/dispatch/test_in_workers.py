@@ -202,7 +202,7 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
         raise OperationalError("the answer to the commit was lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(releases.maker, "take", lambda _: lose)
+        patch.setattr("callqueue.maker.take_off", lambda *_: lose)
         with pytest.raises(OperationalError):
             releases.tick()
     assert CallAttempt.objects.open().count() == 3
