@@ -25,6 +25,7 @@ _BY_REASON = {
         "sending/call_data.py check_task_params: refuse_unknown(params, TASK_PARAMS) name = params.get(\"name\") -> name = params.get('name') refuse_unknown(params, TASK_PARAMS)",
     ],
     "Neither of the two has to do with the other.": [
+        "execution/flight.py Flight._turn: self.told = time.monotonic() ended = {job.attempt.id for job, _ in list(self.crew.ended)} -> ended = {job.attempt.id for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
         "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_be_given_back(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))",
         "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.moved = time.monotonic() -> message.moved = time.monotonic() message.count += len(begun)",
         "execution/flight.py Flight._settle: self.boarding.remove(message) message.settled.set() -> message.settled.set() self.boarding.remove(message)",

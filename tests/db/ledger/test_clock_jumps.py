@@ -604,6 +604,23 @@ def gate(job: Job, left: float) -> request.SlotGate:
     return request.SlotGate(job)
 
 
+def test_a_request_waits_for_its_slot_and_no_longer(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, slept = [clocks.monotonic()], list[float]()
+    opens = at[0] + 5
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        at[0] += seconds / 2  # it wakes too early
+
+    monkeypatch.setattr(clocks, "monotonic", lambda: at[0])
+    monkeypatch.setattr(request, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(Job, "slot_opens", lambda _: opens)
+    gate(job, left=60).wait()
+    assert opens <= at[0] < opens + 0.1 and slept[:2] == [5, 2.5]
+
+
 def test_a_request_has_ended_when_its_lease_ends(job: Job) -> None:
     narrow = gate(job, 20)
     deadline = Trip(wire.Timeouts(total=60), narrow, wire.Policy())
