@@ -250,7 +250,7 @@ def test_nothing_remaining_is_a_hold_until_the_reset(
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
-        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "360"}, None),
+        ({"x-ratelimit-remaining-tokens": "1", "x-ratelimit-reset-tokens": "360"}, None),
         (
             {
                 "x-ratelimit-remaining-requests": "0",
