@@ -111,7 +111,9 @@ class Flight:
         self.inbox = queue.SimpleQueue()
         self.boarding: list[Message] = []
         self.landings: list[threading.Event] = []
-        self.under_way: dict[int, Job] = {}  # by attempt, until it is taken to be recorded
+        # by `id`, until it is taken to be recorded: another attempt of this number may have been a
+        # pass's that was undone
+        self.under_way: dict[int, Job] = {}
         self.crew = Crew(self._made, self._ring)
         self.is_watching = True  # it looks every few milliseconds, without being rung for
         self.seen, self.first, self.last, self.moved = 0, 0.0, 0.0, 0.0
@@ -139,15 +141,19 @@ class Flight:
         """
         clearance, unfit = Clearance(), [job for job in jobs if job.unfit is not None]
         fit = [job for job in jobs if job.unfit is None]
-        for job in fit:
-            job.clearance = clearance
-        self._send_off(fit)
 
         def clear(is_begun: bool) -> None:
             clearance.give(is_begun=is_begun)
             # Only now: so one thread less wakes before they are sent.
             self.inbox.put(unfit if is_begun else [])
 
+        for job in fit:
+            job.clearance = clearance
+        try:
+            self._send_off(fit)
+        except BaseException:  # some may have a thread already, which would wait for ever
+            clear(False)
+            raise
         return clear
 
     def room(self) -> int:
@@ -201,8 +207,8 @@ class Flight:
         self._settle()
         if self.under_way and time.monotonic() - self.told >= TELL:
             self.told = time.monotonic()
-            ended = {job.attempt.id for job, _ in list(self.crew.ended)}
-            open_ = [job for pk, job in list(self.under_way.items()) if pk not in ended]
+            ended = {id(job) for job, _ in list(self.crew.ended)}
+            open_ = [job for key, job in list(self.under_way.items()) if key not in ended]
             if self._connected(lambda: telling.tell(self.using, open_)) is None:
                 self.told += telling.AWAY
 
@@ -252,7 +258,7 @@ class Flight:
         results = [result for _, result in taken if result is not None]
         unserved = crew.unserved()
         for job in [*(job for job, _ in taken), *unserved]:
-            self.under_way.pop(job.attempt.id, None)
+            self.under_way.pop(id(job), None)
         voided = [transitions.after_void(job, UNSERVED) for job in unserved if _is_begun(job)]
         return [*results, *voided]
 
@@ -299,7 +305,7 @@ class Flight:
 
     def _send_off(self, jobs: Sequence[Job]) -> None:
         """Have these made. For any thread."""
-        self.under_way.update((job.attempt.id, job) for job in jobs)
+        self.under_way.update((id(job), job) for job in jobs)
         if jobs:
             self.crew.add(jobs, _threads_for(jobs))
 

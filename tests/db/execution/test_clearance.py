@@ -1,0 +1,127 @@
+"""Calls that a pass begins as it charges them are composed while it commits: they go on the wire once
+that is done for certain, and leave nothing behind where it is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from callqueue import Rule, SlidingWindow, database
+from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
+from callqueue.execution import claim, flight, in_flight, request
+from callqueue.maker import take_off
+from callqueue.models import CallQueue
+from tests.support.behaviour import Vendor, send
+from tests.support.starving import few_threads
+from tests.support.verdicts import wait_until
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+pytestmark = [pytest.mark.django_db(transaction=True)]
+LIMITS = [SlidingWindow("100/s")]
+
+
+@pytest.fixture(autouse=True)
+def _process(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process of its own, with leases that do not end while a test lasts."""
+    monkeypatch.setattr(in_flight, "_flights", {})
+    rules({"LEASE": {"RELEASE": 600, "GRACE": 600}}, r=Rule(limits=LIMITS))
+    ensure_states("default", ["r"])
+    yield
+    in_flight.land(seconds=20)
+    in_flight.know_worker(None)
+    database.close_kept("default")
+
+
+class Slow:
+    """What waits until the test says so, for a while."""
+
+    def __init__(self, does: Any = None) -> None:
+        self.does, self.began, self.goes = does, threading.Event(), threading.Event()
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        self.began.set()
+        self.goes.wait(20)
+        return 200 if self.does is None else self.does(*given, **named)
+
+
+def fails_to_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next transaction of this thread does."""
+
+    def refuse() -> None:
+        monkeypatch.undo()
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(connection, "_commit", refuse)
+
+
+def make_pass(worker: str, before_the_commit: Callable[[], Any] = lambda: None) -> None:
+    def take(begun: Begun) -> Callable[[bool], None]:
+        clear = take_off("default", begun)
+        before_the_commit()
+        return clear
+
+    release("default", ["r"], begins=Begins(worker, claim.READS, take))
+
+
+def test_a_call_is_under_way_though_an_undone_pass_had_one_of_its_number(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite gives the attempts of a pass that was undone their numbers again. What the first pass
+    has composed ends when the second one's call is on the wire, and is not that call.
+    """
+    send("r")
+    composes, answers = Slow(request.disclose), Slow()
+    remote.answers["/"] = answers
+    with monkeypatch.context() as slowly, monkeypatch.context() as undone:
+        slowly.setattr(request, "disclose", composes)
+        with pytest.raises(OperationalError):
+            make_pass("first", lambda: composes.began.wait(20) and fails_to_commit(undone))
+    own = in_flight.flight_of("default")
+    make_pass("second")
+    assert answers.began.wait(20)
+    composes.goes.set()
+    wait_until(lambda: len(own.under_way) == 1, 20)
+    time.sleep(0.3)
+    assert len(own.under_way) == 1
+    landed = threading.Thread(target=own.land, kwargs={"seconds": 20})
+    landed.start()
+    landed.join(0.3)
+    assert landed.is_alive(), "nobody waits for what is on the wire"
+    answers.goes.set()
+    landed.join(20)
+    assert CallQueue.objects.get().status == Status.DONE
+    assert len(remote.requests) == 1
+
+
+def test_what_was_handed_over_in_part_waits_for_nobody(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread is refused, and whoever is to note that fails, too."""
+
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no space left")
+
+    monkeypatch.setattr(request, "_waits", {})  # nobody knows yet that one thread would do
+    handler = Failing()
+    logging.getLogger("callqueue").addHandler(handler)
+    monkeypatch.setattr(flight.starvation, "pause", flight.starvation.Pause())
+    for _ in range(3):
+        send("r")
+    try:
+        with few_threads(flight.NAME, most=1), pytest.raises(OSError, match="no space"):
+            make_pass("me")
+    finally:
+        logging.getLogger("callqueue").removeHandler(handler)
+    own = in_flight.flight_of("default")
+    wait_until(lambda: not own.under_way, 20)
+    assert CallQueue.objects.new().count() == 3
+    assert not remote.requests
