@@ -25,7 +25,7 @@ from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, Room, RuleGroup
 from callqueue.dispatch.publisher import Outbox, is_full
-from callqueue.dispatch.release_pass import Begins, Pass, release
+from callqueue.dispatch.release_pass import Begins, Pass, release, tell_of_unfit
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
@@ -256,6 +256,7 @@ class Dispenser:
         # What there is room for yet may stand behind what there was none for.
         group.left = NO_ROOM if done.released else room
         group.unmade = ""
+        tell_of_unfit(self.using, done)
         if done.released:
             rules = ",".join(group.rules)
             events.emit("calls_released", rules=rules, attempts=len(done.released))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from itertools import islice
@@ -291,6 +291,8 @@ class Pass:
     next_look: NextLook = field(default=NextLook())
     opens_in: float | None = None  # seconds until the next call may go; None: it is not known
     begun: Begun | None = None  # what nobody else makes
+    # calls that it failed, since no instant will ever admit them, which are to be told of
+    unfit: Sequence[int] = ()
 
 
 def release(
@@ -304,7 +306,8 @@ def release(
     begins: Begins | None = None,
     maker: OwnCall | None = None,
 ) -> Pass:
-    """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing.
+    """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing, and
+    once it is committed nothing is done that could fail: what is begun is on its way by then.
 
     `book`: what is in force, and the settings whose calls may be released. `last`: how many passes
     before had no success. `room`: of whoever makes the calls; `begins`: who does, where that is
@@ -327,6 +330,7 @@ def release(
             done, unfit = _make(locked, batch, last, room, begins, own)
             if unfit:
                 transitions.fail(using, unfit)
+                done = replace(done, unfit=list(unfit))
             if begins is not None and begins.take is not None and done.begun is not None:
                 clear = begins.take(done.begun)
         is_committed = True
@@ -335,9 +339,13 @@ def release(
     finally:
         if clear is not None:
             clear(is_committed)
-    if unfit:
-        callbacks.tell(using, list(unfit), states.FAILED)
     return done
+
+
+def tell_of_unfit(using: str, done: Pass) -> None:
+    """Announce the ends of the calls that a pass has failed."""
+    if done.unfit:
+        callbacks.tell(using, done.unfit, states.FAILED)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:

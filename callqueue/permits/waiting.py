@@ -238,6 +238,7 @@ class Waiter:
                 begins=Begins(self.worker, claim.READS),
                 maker=maker,
             )
+            release_pass.tell_of_unfit(using, done)
         except BaseException:
             self.pk = before
             raise

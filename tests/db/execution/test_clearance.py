@@ -14,9 +14,11 @@ import pytest
 from django.db import OperationalError, connection
 
 from callqueue import Rule, SlidingWindow, database
+from callqueue.dispatch import release_pass
+from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
 from callqueue.execution import claim, flight, in_flight, request
-from callqueue.maker import take_off
+from callqueue.maker import Maker, take_off
 from callqueue.models import CallQueue
 from tests.support.behaviour import Vendor, send
 from tests.support.starving import few_threads
@@ -99,6 +101,37 @@ def test_a_call_is_under_way_though_an_undone_pass_had_one_of_its_number(
     landed.join(20)
     assert CallQueue.objects.get().status == Status.DONE
     assert len(remote.requests) == 1
+
+
+def test_what_fails_once_calls_are_under_way_takes_none_of_them_back(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass has to tell of a call that no instant will ever admit, and cannot: the other one
+    would be made twice.
+    """
+    answers = Slow()
+    remote.answers["/"] = answers
+    good, bad = send("r"), send("r", "/costly")
+    CallQueue.objects.filter(pk=bad.pk).update(cost={"calls": 101})
+    releases = Dispenser(maker=Maker("default"))
+    with monkeypatch.context() as failing:
+
+        def fail(*_: Any) -> None:
+            raise OperationalError("away")
+
+        failing.setattr(release_pass.callbacks, "tell", fail)
+        with pytest.raises(OperationalError):
+            releases.tick()
+    assert answers.began.wait(20)
+    releases.tick()
+    answers.goes.set()
+    in_flight.land(seconds=20)
+    releases.tick()
+    in_flight.land(seconds=20)
+    assert CallQueue.objects.get(pk=good.pk).status == Status.DONE
+    assert CallQueue.objects.get(pk=bad.pk).status == Status.FAILED
+    assert remote.paths() == ["/"]
+    assert list(good.attempts.values_list("outcome", flat=True)) == ["succeeded"]
 
 
 def test_what_was_handed_over_in_part_waits_for_nobody(
