@@ -24,6 +24,7 @@ T = TypeVar("T")
 TOGETHER = 250  # SELECTs that one statement joins; SQLite joins 500
 DEADLOCKS = 10  # deadlocks after which a victim gives up
 _MYSQL_DEADLOCK, _POSTGRESQL_DEADLOCK = 1213, "40P01"
+_IN_ERROR = 3  # psycopg, and psycopg2, of a transaction that an error has undone
 
 
 @dataclass(frozen=True)
@@ -291,14 +292,31 @@ def is_nested(using: str) -> bool:
 
 @contextmanager
 def writing(using: str) -> Iterator[None]:
-    """A transaction that writes. SQLite's takes the write lock at once, to deadlock with nobody."""
+    """A transaction that writes: committed where nothing is raised. SQLite's takes the write lock
+    at once, to deadlock with nobody.
+    """
     connection: Any = connections[using]
-    if not is_sqlite(using) or connection.in_atomic_block:
+    if connection.in_atomic_block:
         with transaction.atomic(using=using):
             yield
         return
-    with _in_mode(connection, "IMMEDIATE"):
+    atomic = transaction.atomic(using=using)
+    with _in_mode(connection, "IMMEDIATE") if is_sqlite(using) else atomic:
         yield
+        if _is_undone(connection):
+            raise OperationalError("the transaction was undone in between")
+
+
+def _is_undone(connection: Any) -> bool:
+    """Whether the transaction is, though nothing was raised: by an error that somebody has
+    swallowed, or with its connection. Django would say that it is committed, and so would a server.
+    """
+    raw = connection.connection
+    if connection.needs_rollback or connection.closed_in_transaction or raw is None:
+        return True
+    if connection.vendor == "sqlite":
+        return not raw.in_transaction
+    return connection.vendor == "postgresql" and bool(raw.info.transaction_status == _IN_ERROR)
 
 
 @contextmanager

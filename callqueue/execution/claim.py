@@ -245,6 +245,14 @@ def _reason_against(job: Job) -> str | None:
         )
     if call.method not in HTTP_METHODS and call.method not in {*methods(), states.PERMIT}:
         return f"there is no handler for the method {call.method!r} any more"
+    return None
+
+
+def reason_of_hooks(job: Job) -> str | None:
+    """Why a job cannot be made that is fit else: a hook of its rule cannot be imported. Not to be
+    asked in a transaction: whatever a module does when it is read, it does to calls of this rule
+    only.
+    """
     for name in ("classify", "settle"):
         path = getattr(job.rule, name)
         try:
@@ -253,7 +261,6 @@ def _reason_against(job: Job) -> str | None:
         except BaseException as error:
             if starved(error):
                 return STARVED
-            # Whatever its module does when it is read, it does to calls of this rule only.
             return f"the rule's {name} cannot be imported: {texts.worded(error)}"
     return None
 

@@ -17,7 +17,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from callqueue import answers, clocks, conf, states, texts, transitions
 from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
-from callqueue.execution import judging, starvation, wire
+from callqueue.execution import claim, judging, starvation, wire
 from callqueue.execution.connection import Starved
 from callqueue.execution.recorder import NOTHING, unstorable
 from callqueue.execution.starvation import starved
@@ -83,6 +83,9 @@ class SlotGate(wire.Gate):
 
 def make(job: Job) -> Result:
     """Make one call, and say what came of it."""
+    job.unfit = claim.reason_of_hooks(job)
+    if job.unfit is not None:
+        return judging.unfit(job)
     try:
         call = job.call
         params, values = disclose(call.method, job.params, rule=call.rule, key=call.key)

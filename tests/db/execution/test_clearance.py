@@ -8,6 +8,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
 from callqueue.execution import claim, flight, in_flight, request
 from callqueue.maker import Maker, take_off
-from callqueue.models import CallQueue
+from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import Vendor, send
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
@@ -158,3 +160,35 @@ def test_what_was_handed_over_in_part_waits_for_nobody(
     wait_until(lambda: not own.under_way, 20)
     assert CallQueue.objects.new().count() == 3
     assert not remote.requests
+
+
+HOOKS = {
+    "asks the database in vain": "with connection.cursor() as cursor: cursor.execute('SELECT 1 FROM nowhere')",
+    "closes connections": "connection.close()",
+    "is undone": "with transaction.atomic(savepoint=False): raise ValueError",
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_is_read_does_nothing_to_the_pass_that_has_charged_its_calls(
+    rules: Rules, remote: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    """Django commits what the database has undone, and says nothing: other calls were made, and
+    charged to nobody, again and again.
+    """
+    name = f"unread_{list(HOOKS).index(hook)}_{connection.vendor}"
+    source = f"from django.db import connection, transaction\n{HOOKS[hook]}\nown = None\n"
+    (tmp_path / f"{name}.py").write_text(source, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    shared = [SlidingWindow("100/s", name="shared")]
+    rules(r=Rule(limits=shared), odd=Rule(limits=shared, classify=f"{name}.own"))
+    good, odd = send("r"), send("odd", "/odd")
+    releases = Dispenser(maker=Maker("default"))
+    for _ in range(3):
+        with suppress(OperationalError):
+            releases.run_once(maintain=False)
+        in_flight.land(seconds=20)
+    assert remote.paths().count("/") == 1
+    assert CallQueue.objects.get(pk=good.pk).status == Status.DONE
+    assert CallQueue.objects.get(pk=odd.pk).status in (Status.FAILED, Status.DONE)
+    assert CallAttempt.objects.filter(call=good.pk).count() == 1
