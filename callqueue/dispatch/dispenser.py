@@ -206,7 +206,7 @@ class Dispenser:
         if maintain:
             self.chores.maintain()
         for group in self.groups.values():
-            goes_on = True
+            goes_on = not group.unpublished_from
             while goes_on:
                 done = self._release(group)
                 released.append(len(done.released))

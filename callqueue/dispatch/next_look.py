@@ -181,7 +181,8 @@ class RuleGroup:
         return self.next_look.on_answer
 
     def is_due(self, now: float) -> bool:
-        return not self.rests and self.look_at <= now and self.sending is None
+        # not before it is known what became of the last pass
+        return not self.rests and self.look_at <= now and not self.unpublished_from
 
     def obey(self, look: NextLook, now: float) -> None:
         self.next_look, self.look_at, self.passed_at = look, now + look.after, now

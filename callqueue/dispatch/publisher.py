@@ -16,7 +16,7 @@ from callqueue.broker import naming
 from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.release_pass import SPREAD
 from callqueue.handlers import HTTP_METHODS
-from callqueue.ledger import ledger_time
+from callqueue.ledger import ledger_time, rule_rows
 from callqueue.ledger.ready_calls import Candidate
 
 # attempts in a message at most: larger ones save little more, and all of one share its fate when a
@@ -30,6 +30,7 @@ Publish = Callable[[str, Sequence[Message]], object]  # raises BrokerAway
 # away by then, but no fewer and no more than these
 ALONE, LONGEST_ALONE = 1.0, 20.0
 PROMPT = 0.1  # seconds that the loop waits until what was released is published
+DOUBT = 0.05  # seconds between two looks whether a commit that nobody knows of is over
 SLOW = 8  # groups that have something published for longer, at most, before others are let be
 
 
@@ -126,17 +127,23 @@ class Outbox:
     def undo(self, groups: Iterable[RuleGroup]) -> None:
         """Let calls wait again whose release, as far as this dispenser knows, nobody was told of:
         the database went away at the commit or soon after. What another dispenser has released of
-        these rules meanwhile, and no worker has begun, goes again too.
+        these rules meanwhile, and no worker has begun, goes again too. Not before nobody has the
+        rules' rows: the commit may come through yet.
         """
         for group in groups:
+            if not group.unpublished_from or group.sending is not None:
+                continue
+            with database.writing(self.using):
+                is_over = rule_rows.are_free(self.using, group.rules)
+            if not is_over:
+                group.put_off(time.monotonic() + DOUBT)
+                continue
             if group.unmade:
                 transitions.undo_begun(self.using, group.unmade)
-                group.unmade = ""
-            if group.unpublished_from and group.sending is None:
-                now = ledger_time.now(self.using)
-                since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)
-                transitions.undo_released(self.using, group.rules, since)
-                group.unpublished_from = 0.0
+            now = ledger_time.now(self.using)
+            since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)
+            transitions.undo_released(self.using, group.rules, since)
+            group.unmade, group.unpublished_from = "", 0.0
 
     def end(self, groups: Collection[RuleGroup], within: float) -> None:
         """Wait until all is published, so many seconds, and undo the rest."""
@@ -148,6 +155,9 @@ class Outbox:
                     group.unpublished_from = 0.0
                 group.sending = None
         self.undo(groups)
+        while any(group.unpublished_from for group in groups) and time.monotonic() < end:
+            time.sleep(DOUBT)
+            self.undo(groups)
 
     def _send_beside(self, messages: list[Message]) -> None:
         with database.kept_connection(self.using):

@@ -20,7 +20,7 @@ from django.db.models import Case, F, Q, Value, When
 from callqueue import callbacks, clocks, database, events, states, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.ledger import ready_calls
+from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger.ledger_time import LedgerNow, moved_sql
 from callqueue.ledger.transaction import (
     Locked,
@@ -152,13 +152,17 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def undo_begun(using: str, worker: str) -> int:
-    """Void what a pass has begun for this worker, who has made none; the count of calls."""
+    """What a pass has begun for this worker, who has made none; the count of calls. First it is as
+    if nobody had begun it: what somebody has locked is taken back by recovery then, and not lost.
+    """
     begun = tables.attempts(using).open().filter(worker=worker)
-    ids = list(begun.values_list("pk", flat=True))
-    count = void(using, ids, worker) if ids else 0
-    if count:
-        events.emit("attempts_voided", calls=count)
-    return count
+    if not (ids := list(begun.values_list("pk", flat=True))):
+        return 0
+    as_unbegun = {"worker": "", "started_at": None, "lease_until": ledger_time.now(using)}
+    rows = [{"pk": pk, **as_unbegun} for pk in ids]
+    fence = "t.worker = %s AND t.finished_at IS NULL"
+    database.update_free(tables.CallAttempt, using, rows, fence, [worker])
+    return undo(using, ids)
 
 
 def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
@@ -168,14 +172,13 @@ def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
     return undo(using, ids) if ids else 0
 
 
-def void(using: str, attempt_ids: Iterable[int], worker: str = "") -> int:
-    """Void attempts that no worker has begun, or this one alone, and let their calls wait again;
-    the count of calls. What somebody has locked is passed over.
+def void(using: str, attempt_ids: Iterable[int]) -> int:
+    """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
+    What somebody has locked is passed over.
     """
 
     def work() -> int:
-        pairs = free_pairs(using, attempt_ids, begun=bool(worker))
-        pairs = [pair for pair in pairs if pair.attempt.worker == worker]
+        pairs = free_pairs(using, attempt_ids, begun=False)
         _void_locked(using, [pair.attempt.pk for pair in pairs])
         back = [pair.call.pk for pair in pairs if pair.call]
         calls = tables.calls(using).filter(pk__in=back)

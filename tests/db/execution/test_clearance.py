@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 
 from callqueue import Rule, SlidingWindow, database
 from callqueue.dispatch import release_pass
@@ -192,3 +192,110 @@ def test_a_hook_that_is_read_does_nothing_to_the_pass_that_has_charged_its_calls
     assert CallQueue.objects.get(pk=good.pk).status == Status.DONE
     assert CallQueue.objects.get(pk=odd.pk).status in (Status.FAILED, Status.DONE)
     assert CallAttempt.objects.filter(call=good.pk).count() == 1
+
+
+def commits_late(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """This thread's connection is lost at its next commit, which the server has yet to make: as
+    where it waits for a standby, or the network between is gone. Whatever is in the list may be
+    called to have it made.
+    """
+    late: list[Any] = []
+
+    def lose() -> None:
+        monkeypatch.undo()
+        raw = connection.connection
+        late.append(lambda: (raw.commit(), raw.close()))
+        connection.connection = None
+        connection.closed_in_transaction = False
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(connection, "_commit", lose)
+    return late
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="there is no server")
+@pytest.mark.parametrize("makes", [True, False])
+def test_a_commit_that_comes_through_after_its_connection_was_lost_leaves_nothing_begun(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch, makes: bool
+) -> None:
+    """Looked for too early, the attempts were not there yet; then nobody made them, and their calls
+    were UNKNOWN once their leases had ended.
+    """
+    call, published = send("r"), list[int]()
+
+    def publish(using: str, batch: Any) -> None:
+        published.extend(pk for _, ids in batch for pk in ids)
+
+    maker = Maker("default") if makes else None
+    releases = Dispenser(maker=maker, publish=publish)
+    releases.chores.is_loop = True
+    with monkeypatch.context() as patch:
+        late, lock = list[Any](), release_pass._lock
+
+        def and_then(*given: Any) -> Any:
+            found = lock(*given)
+            late.append(commits_late(patch))
+            return found
+
+        patch.setattr(release_pass, "_lock", and_then)
+        with pytest.raises(OperationalError):
+            releases.tick()
+    connection.close()
+    releases.tick()
+    for commit in late[0]:
+        commit()
+    end = time.monotonic() + 20
+    done = lambda: CallQueue.objects.get().status == Status.DONE or published  # noqa: E731
+    while not done() and time.monotonic() < end:
+        time.sleep(max(0.0, min(0.05, releases.tick())))
+    in_flight.land(seconds=20)
+    outcomes = list(call.attempts.order_by("pk").values_list("outcome", flat=True))
+    assert outcomes == ["voided", "succeeded" if makes else ""]
+    assert len(remote.requests) == makes
+    assert len(published) == (not makes)
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="it locks no rows")
+def test_what_is_locked_when_it_is_taken_back_is_not_lost(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An application has a call's row in hand while the pass that began it is taken back: nobody
+    made it, so it waits again as soon as that is over.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from django.db import connections
+
+    call = send("r")
+    releases = Dispenser(maker=Maker("default"))
+
+    def lose(*_: Any) -> None:
+        raise OperationalError("the answer to the commit was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releases.maker, "take", lambda _: lose)
+        with pytest.raises(OperationalError):
+            releases.tick()
+    assert CallAttempt.objects.open().filter(started_at__isnull=False).count() == 1
+    holds, goes = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with transaction.atomic():
+                list(CallQueue.objects.select_for_update().filter(pk=call.pk))
+                holds.set()
+                goes.wait(20)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold)
+        assert holds.wait(20)
+        releases.tick()
+        goes.set()
+        held.result(20)
+    releases.run_once()
+    in_flight.land(seconds=20)
+    call.refresh_from_db()
+    assert call.status == Status.DONE
+    assert len(remote.requests) == 1

@@ -86,11 +86,13 @@ def test_what_waits_for_room_goes_on_soon_after_there_is_more() -> None:
     assert group.look_at == 6.0 + TOGETHER / 2, "no later than it was to be"
 
 
-def test_a_group_that_has_something_published_waits_for_that() -> None:
+def test_a_group_whose_releases_may_be_unpublished_waits_until_that_is_known() -> None:
     group = RuleGroup(("r",))
     group.wake()
-    group.sending = object()  # type: ignore[assignment]
+    group.unpublished_from = 4.0
     assert not group.is_due(now=5.0)
+    group.unpublished_from = 0.0
+    assert group.is_due(now=5.0)
 
 
 def test_attempts_that_are_too_many_to_count_are_no_news() -> None:
