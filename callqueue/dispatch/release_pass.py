@@ -333,7 +333,7 @@ def release(
                 done = replace(done, unfit=list(unfit))
             if begins is not None and begins.take is not None and done.begun is not None:
                 clear = begins.take(done.begun)
-        is_committed = True
+        is_committed = not database.in_transaction(using)
     except Outdated:
         return Pass(next_look=next_look.when_outdated(last))
     finally:

@@ -7,11 +7,11 @@ from typing import Any
 from celery import current_app
 from django.core.management.base import CommandParser
 
-from callqueue import broker
+from callqueue import broker, database
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.maker import Maker
 from callqueue.management import loop
-from callqueue.management.base import CallQueueCommand
+from callqueue.management.base import CallQueueCommand, wrong_use
 
 
 class Command(CallQueueCommand):
@@ -28,6 +28,8 @@ class Command(CallQueueCommand):
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         rules, seconds = loop.chosen(options)
+        if database.in_transaction(using):
+            raise wrong_use("not inside a transaction: what it charges has to be committed")
         app = current_app._get_current_object()
         app.set_default()  # in every thread
         broker.import_tasks(app)

@@ -22,6 +22,7 @@ from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, releas
 from callqueue.execution import claim, flight, in_flight, request
 from callqueue.maker import Maker, take_off
 from callqueue.models import CallAttempt, CallQueue
+from tests.db.commands import run
 from tests.support.behaviour import Vendor, send
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
@@ -299,3 +300,14 @@ def test_what_is_locked_when_it_is_taken_back_is_not_lost(
     call.refresh_from_db()
     assert call.status == Status.DONE
     assert len(remote.requests) == 1
+
+
+def test_nobody_runs_it_inside_a_transaction(remote: Vendor) -> None:
+    """What is charged there is perhaps never committed, and no other thread sees it."""
+    call = send("r")
+    with transaction.atomic():
+        ran = run("run", "--for", "0.5")
+    assert ran.code == 2
+    assert "transaction" in ran.error
+    assert not remote.requests
+    assert not call.attempts.exists()
