@@ -170,7 +170,7 @@ def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
     with database.writing(using):
         now = database.clock(using)
         in_turn = owed.filter(_is_free("callback_at", now)).only(
-            "pk", "rule", "callback", "status", "method", "error_message", "callback_heard"
+            "pk", "rule", "callback", "status", "error_message", "callback_heard"
         )
         tried_last = F("callback_at").asc(nulls_first=True)
         due = list(database.locked(in_turn.order_by(tried_last, "pk"))[:MOST])
@@ -200,7 +200,7 @@ def _sent(
     """The calls of which all is sent, and those refused, once each. Stops when it is late
     (monotonic).
     """
-    untold = [one.pk for one in due if owes_result(one.method, one.status)]
+    untold = [one.pk for one in due if tells_results(one.status)]
     left = set[int]() if _are_told(using, untold, tell_results) else set(untold)
     sent: list[int] = []
     bad: set[str | None] = set()

@@ -18,6 +18,7 @@ from callqueue.answers import answer_of
 from callqueue.database import MICROSECOND
 from callqueue.fields import UNREADABLE
 from callqueue.forecast import forecast
+from callqueue.handlers import method_of
 from callqueue.ledger import ledger_time
 from callqueue.look import words
 from callqueue.models import CallAttempt, CallQueue
@@ -63,7 +64,7 @@ def context_of(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
         "call": call,
         "has_rule": call.rule in conf.current().rules,
         "request_text": as_text(shown(call.call_data)),
-        "curl": as_curl(call.method, data.get("params")),
+        "curl": as_curl(method_of(call.call_data, call.method), data.get("params")),
         "cost": cost_in_words(call.cost),
         "error": redact_text(call.error_message),
         "events": _events(call, attempts, bodies),

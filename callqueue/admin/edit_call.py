@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from callqueue import database, handlers, states
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.fields import new_idempotency_key
-from callqueue.handlers import HTTP_METHODS
+from callqueue.handlers import HTTP_METHODS, method_of
 from callqueue.limits.budgets import key_parts
 from callqueue.models import CallQueue
 from callqueue.security.redaction import REDACTED, hidden_in, redact_params
@@ -129,8 +129,7 @@ def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
     if added := _references(laid) - _references(stored):
         why = _("refers to the secret %r, which the call did not; send a new call for that")
         raise InvalidCall("call_data", why % min(added))
-    method = stored.get("method") if isinstance(stored, dict) else ""
-    is_opaque = str(method) not in (*HTTP_METHODS, "send_email")
+    is_opaque = method_of(stored, "") not in (*HTTP_METHODS, "send_email")
     if is_opaque and _hidden(shown(stored)) and _differs(laid, stored):
         why = _(
             "has values that are not shown here, and only its handler knows where they go; "
@@ -149,13 +148,13 @@ def _kind(call_data: Any) -> Any:
     """Its method, and those of its params that say where it goes or what it runs."""
     if not isinstance(call_data, dict) or not isinstance(call_data.get("params"), dict):
         return call_data
-    method, params = call_data.get("method"), call_data["params"]
-    if str(method) in HTTP_METHODS:
+    method, params = method_of(call_data, ""), call_data["params"]
+    if method in HTTP_METHODS:
         try:
             return method, urlsplit(params.get("url"))[:2]
         except (ValueError, TypeError, AttributeError):  # what cannot be read stays as it is
             return method, params.get("url")
-    built_in = handlers.built_in(str(method))
+    built_in = handlers.built_in(method)
     free: Collection[str] = tuple(params) if built_in is None else built_in.free
     return method, {name: value for name, value in params.items() if name not in free}
 

@@ -46,6 +46,20 @@ def test_the_page_of_a_call_shows_the_request_and_every_attempt_with_its_respons
         assert shown in text
 
 
+def test_the_command_is_that_of_the_request_whatever_the_column_beside_it_says(
+    rules: Rules, root: Client
+) -> None:
+    rules(pay=Rule())
+    call = send("pay")
+    request = {"method": "PUT", "params": {"url": "http://vendor.example/"}}
+    for column in ("", "celery_task"):
+        CallQueue.objects.filter(pk=call.pk).update(method=column, call_data=request)
+        assert "--request PUT" in root.get(page_of(call)).context["curl"]
+    task = {"method": "celery_task", "params": {"name": "shop.ship", "url": "http://x.example/"}}
+    CallQueue.objects.filter(pk=call.pk).update(method="post", call_data=task)
+    assert not root.get(page_of(call)).context["curl"]
+
+
 def test_what_happened_is_one_list_in_order(rules: Rules, root: Client) -> None:
     rules(pay=Rule())
     call = ended(Status.FAILED, rule="pay", error_message="HTTP 500")

@@ -199,6 +199,39 @@ def test_get_of_what_was_revoked_says_so(results: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("column", ["", "post"])
+@pytest.mark.parametrize("how", ["is cancelled", "expires", "fails"])
+def test_the_end_of_what_other_code_has_made_a_task_is_told(
+    results: Any, callqueue_clock: Clock, column: str, how: str
+) -> None:
+    """What is made goes by the data, whatever the column beside it says; so does who hears of it."""
+    result = identity.apply_async((1,), expires=90)
+    CallQueue.objects.update(method=column)
+    if how == "is cancelled":
+        CallQueue.objects.all().cancel()
+    elif how == "expires":
+        callqueue_clock.forward(minutes=2)
+    else:
+        params = {**result.call.call_data["params"], "name": "gone"}
+        CallQueue.objects.update(call_data={"method": "celery_task", "params": params})
+    run_callqueue(skip_waits=True)
+    assert fresh(result.call).finished_at_dt
+    assert not fresh(result.call).callback_pending
+    with pytest.raises(TaskGaveUp if how == "fails" else TaskRevokedError):
+        current_app.AsyncResult(result.id).get(timeout=1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_other_code_has_made_something_else_is_no_task_any_more(results: Any) -> None:
+    result = identity.delay(1)
+    data = {"method": "get", "params": {**result.call.call_data["params"], "url": "http://x/"}}
+    CallQueue.objects.update(call_data=data)
+    CallQueue.objects.all().cancel()
+    assert not fresh(result.call).callback_pending
+    assert current_app.AsyncResult(result.id).state == "PENDING"
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_chord_fails_when_a_part_is_revoked(results: Any) -> None:
     result = chord([identity.s(1), identity.s(2)])(total.s())
     CallQueue.objects.order_by("pk")[0].cancel()
