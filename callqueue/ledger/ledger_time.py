@@ -159,7 +159,13 @@ class Watch:
             return jump
 
     def settle(self) -> None:
-        """Look until this process is old enough to know what a jump is. Not in a transaction."""
+        """Look until this process is old enough to know what a jump is. Within somebody's
+        transaction nothing is moved: there it leaves others the time to.
+        """
+        if database.in_transaction(self.using):
+            if self.last is None:
+                time.sleep(self.settles_in())
+            return
         for _ in range(20):
             self.look()
             if not self._suspicious and not self.settles_in():

@@ -99,8 +99,7 @@ def _prune(
 ) -> None:
     """Delete what is past retention, and add it to `cleaned`: a run that broke off is repeated."""
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
-    if not database.in_transaction(using):
-        ledger_time.watch(using).settle()
+    ledger_time.watch(using).settle()
     for status, cut in _cutoffs(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
             _delete(using, ids, status, cut, cleaned)

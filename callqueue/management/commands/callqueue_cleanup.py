@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from callqueue import database
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import cleanup, recovery
 from callqueue.management.base import CallQueueCommand, counted, duration, progress, wrong_use
 
@@ -61,7 +62,9 @@ class Command(CallQueueCommand):
 
 
 def _recover(using: str) -> int:
+    """What a clock that was just set makes seem overdue is not: ledger time is settled first."""
     total = 0
+    database.persist(using, ledger_time.watch(using).settle, during="recovery")
     while count := database.persist(using, lambda: recovery.recover(using), during="recovery"):
         total += count
     return total

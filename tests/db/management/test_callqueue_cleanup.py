@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +16,16 @@ from django.utils import timezone
 
 from callqueue import FixedWindow, Rule, SlidingWindow, control, database, states
 from callqueue.ledger import ledger_time
-from callqueue.maintenance import cleanup
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.limits.kinds import SECOND
+from callqueue.maintenance import cleanup, recovery
+from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.db.commands import run
-from tests.support.behaviour import release, send
+from tests.support.behaviour import move_ledger, release, send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
 DAY = FixedWindow("100/d")
+DAY_US = 86400 * SECOND
 CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 
 
@@ -137,6 +141,48 @@ def test_attempts_are_kept_as_long_as_a_limit_of_their_own_rule_counts_them(rule
     )
     assert cleanup.clean("default").attempts == 1
     assert "changed" not in CallAttempt.objects.values_list("rule", flat=True)
+
+
+@pytest.fixture
+def clock_known_again() -> Iterator[None]:
+    """What a test has made of the clock is nothing that the next one should judge by."""
+    yield
+    ledger_time.forget_readings(is_new=False)
+
+
+@pytest.mark.usefixtures("clock_known_again")
+@pytest.mark.parametrize("recovers", [True, False])
+def test_in_a_callers_transaction_it_goes_by_no_clock_that_nobody_has_judged(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, recovers: bool
+) -> None:
+    """The clock was set forward by a day just before this process began. Those that saw it set
+    ledger time right soon after; until then what the limit counts seems to be long over, and what
+    is under way to have fallen silent.
+    """
+    rules(r=Rule(limits=[SlidingWindow("20/h")]))
+    orphan, known = ended(Status.DONE, 0.01), ledger_time.moved("default")
+    orphan.delete()
+    send("r")
+    release()
+    now = ledger_time.now("default")
+    lease = now + timedelta(minutes=2)
+    CallAttempt.objects.open().update(started_at=now, worker="w", lease_until=lease)
+    recovery.beat("default", "d", "steady")
+    before = Counter({model: model.objects.count() for model in (CallAttempt, DispenserState)})
+    move_ledger((known - DAY_US) / SECOND)
+    ledger_time.forget_readings()
+
+    def sleep(seconds: float) -> None:
+        assert seconds <= ledger_time.SETTLED
+        move_ledger(known / SECOND)
+
+    monkeypatch.setattr(ledger_time, "time", SimpleNamespace(sleep=sleep))
+    if recovers:
+        assert run("cleanup").code == 0
+    else:
+        cleanup.clean("default")
+    assert CallAttempt.objects.open().count() == 1
+    assert before == {model: model.objects.count() for model in before}
 
 
 def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(
