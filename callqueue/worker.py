@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import IO, Any
 
 from billiard import get_start_method
@@ -22,7 +23,7 @@ from celery import signals
 from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import conf, events, texts
-from callqueue.dispatch.chores import Chore
+from callqueue.dispatch.chores import HEARTBEAT, Chore
 from callqueue.dispatch.dispenser import Dispenser, name_of_process
 from callqueue.dispatch.publisher import MAKE_API_CALL
 from callqueue.execution import in_flight
@@ -42,6 +43,8 @@ LONG = 0.2  # seconds after which a task is taken for one that computes
 WAIT = 0.25  # seconds between two tries to have the seat, and two words of who has it
 LONGEST = 60.0  # seconds at most until a process that could not release tries again
 SILENT = 3.0  # seconds without a word after which another process may have it
+# seconds without a sign of life after which one is overdue: a process of this host may be dead
+OVERDUE = 1.5 * HEARTBEAT
 LEAVING = 20.0  # seconds for which a process that ends waits for what it releases
 
 
@@ -197,6 +200,7 @@ class Releaser:
     def _is_outranked(self) -> bool:
         """A database that is away is waited for by the dispenser, which says so."""
         try:
+            _bury_dead(self.using, self.seat, overdue=OVERDUE)
             return alive.is_outranked(self.using, self.kind, self.seat.name, releases=False)
         except (DatabaseError, InterfaceError):
             connections[self.using].close()
@@ -212,15 +216,17 @@ class Releaser:
             self._stop.set()
 
 
-def _bury_dead(using: str, seat: Seat) -> None:
-    """Workers of this host that were killed: who comes after them need not wait for their silence.
-    One that runs, and is taken for dead since another container has the same host's name, says so
-    with its next sign of life.
+def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
+    """Workers of this host that were killed, whose signs of life are `overdue` by then: who comes
+    after them need not wait for their silence. One that runs, and is taken for dead since another
+    container has the same host's name, says so with its next sign of life.
     """
+    latest = ledger_time.now(using) - timedelta(seconds=overdue)
     for sign in alive.alive(using) if fcntl is not None else ():
         host, _, rest = sign.name.partition(":")
         is_workers = sign.kind in (alive.WORKER, alive.BUSY) and sign.name != seat.name
-        if is_workers and host == texts.host() and not _runs(int(rest.split(":")[0]), seat.worker):
+        is_here = is_workers and host == texts.host() and sign.at <= latest
+        if is_here and not _runs(int(rest.split(":")[0]), seat.worker):
             recovery.take_leave(using, sign.name)
 
 

@@ -330,6 +330,28 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     assert DispenserState.objects.get(pk=releaser.seat.name).digest == ""
 
 
+def test_one_that_stands_by_does_not_wait_for_all_of_the_silence_of_one_that_was_killed(
+    rules: Rules, begin: Callable[[], Releaser]
+) -> None:
+    """On its host it sees that the process is gone, once a sign of life is overdue: another
+    container may have the same host's name.
+    """
+    rules(r=Rule())
+    digest, killed = digest_of(opinion_of(conf.current().book)), subprocess.Popen(["true"])
+    killed.wait()
+    recovery.beat("default", "d", STEADY, digest=digest)
+    releaser = begin()
+    time.sleep(0.3)
+    name = f"{texts.host()}:{killed.pid}:1"
+    recovery.beat("default", name, WORKER, digest=digest)
+    recovery.take_leave("default", "d")
+    time.sleep(0.5)
+    assert not releaser.is_releasing
+    overdue = timedelta(seconds=worker.OVERDUE)
+    DispenserState.objects.filter(pk=name).update(seen_at=ledger_time.now("default") - overdue)
+    wait_until(lambda: releaser.is_releasing, 5)
+
+
 def test_a_process_that_ends_waits_no_longer_than_for_what_is_being_released(
     monkeypatch: pytest.MonkeyPatch, rules: Rules, begin: Callable[[], Releaser]
 ) -> None:
