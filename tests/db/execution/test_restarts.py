@@ -39,8 +39,9 @@ from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.execution import executor
+from callqueue.execution import executor, in_flight
 from callqueue.execution.flight import Flight
+from callqueue.maker import Maker
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
@@ -492,6 +493,50 @@ def test_a_dispenser_is_struck_at_every_moment(deed: str) -> None:
         assert len(made["ids"]) == len(set(made["ids"])), story
 
     assert at_every_moment(deed, prepare, work, judge) >= 10
+
+
+@pytest.mark.fault
+def test_one_that_makes_its_calls_is_struck_at_every_moment(
+    deed: str, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls are composed while the pass that charges them commits: each goes out once, whatever
+    becomes of the commit, and nothing of what was undone stays behind in the process.
+    """
+    made: dict[str, Any] = {}
+    monkeypatch.setattr(in_flight, "_flights", {})
+
+    def prepare() -> set[int]:
+        remote.requests.clear()
+        pks = {send("r", "/1").pk, send("r", "/2").pk, send("other", "/3").pk}
+        made["dispenser"], made["stop"] = Dispenser(maker=Maker("default")), threading.Event()
+        return pks
+
+    def work(pks: set[int]) -> None:
+        def watch() -> None:
+            end = time.monotonic() + 20
+            while time.monotonic() < end and CallQueue.objects.done().count() < len(pks):
+                time.sleep(0.01)
+            connections.close_all()
+            made["stop"].set()
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        made["dispenser"].run(stop=made["stop"], seconds=20)
+        watching.join()
+
+    def judge(pks: set[int], story: str) -> None:
+        in_flight.land(seconds=20)
+        assert not in_flight.flight_of("default").under_way, story
+        assert sorted(remote.paths()) == ["/1", "/2", "/3"], story
+        assert CallQueue.objects.done().count() == len(pks), story
+        outcomes = sorted(CallAttempt.objects.values_list("outcome", flat=True))
+        assert set(outcomes) <= {"succeeded", "voided"}, story
+        assert outcomes.count("succeeded") == len(pks), story
+
+    try:
+        assert at_every_moment(deed, prepare, work, judge) >= 10
+    finally:
+        in_flight.know_worker(None)
 
 
 def test_a_pass_inside_somebody_elses_transaction_sets_no_patience_for_it(
