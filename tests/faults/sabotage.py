@@ -26,6 +26,8 @@ POINTS = (
     "inside-record",
     "after-record",
     "inside-release",
+    "before-commit",
+    "before-clearance",
     "before-publish",
     "inside-publish",
     "after-publish",
@@ -85,9 +87,10 @@ class Sabotage(AppConfig):
     path = str(Path(__file__).parent)
 
     def ready(self) -> None:
+        from callqueue import maker
         from callqueue.dispatch import chores, publisher, release_pass
         from callqueue.dispatch.dispenser import Dispenser
-        from callqueue.execution import claim, recorder, request
+        from callqueue.execution import claim, flight, recorder, request
         from callqueue.transitions import verbs
 
         chores.HEARTBEAT = 1.0  # a test waits for signs of life
@@ -99,6 +102,8 @@ class Sabotage(AppConfig):
         _before(verbs, "_is_out", "inside-record")  # the attempts are written
         _after(recorder, "record", "after-record")
         _after(release_pass, "charge", "inside-release")
+        _after(maker, "take_off", "before-commit")  # of a pass whose calls are being composed
+        _before(flight.Clearance, "give", "before-clearance")
         _before(publisher, "pack", "before-publish")
         _before(publisher, "naming", "inside-publish")
         _after(Dispenser, "_release", "after-publish", when=lambda done: bool(done.released))

@@ -13,8 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from callqueue.history.sums import counters
+from callqueue.ledger.rule_rows import SILENT
 from callqueue.models import CallAttempt, CallQueue
 from tests.faults.stage import GRACE, Keeper, Stage, Status
 from tests.support.processes import Running
@@ -27,10 +29,11 @@ LOGGING = {"version": 1, "handlers": {"all": {"class": "logging.StreamHandler"}}
 """
 OF_A_CALL = ["before-begin", "before-socket", "before-record", "inside-record", "after-record"]
 OF_A_RELEASE = ["inside-release", "before-publish", "inside-publish", "after-publish"]
+OF_A_TAKE_OFF = ["inside-release", "before-commit", "before-clearance"]
 POINTS = {
     "dispenser": OF_A_RELEASE,
-    "run": ["inside-release", *OF_A_CALL],
-    "worker": ["inside-release", *OF_A_CALL[:-1]],  # which releases, alone
+    "run": [*OF_A_TAKE_OFF, *OF_A_CALL],
+    "worker": [*OF_A_TAKE_OFF, *OF_A_CALL[:-1]],  # which releases, alone
 }
 
 
@@ -264,7 +267,7 @@ def test_one_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Stage, k
 @pytest.mark.slow
 def test_one_that_is_frozen_between_charge_and_socket_sends_nothing_late(stage: Stage) -> None:
     stage.add_settings(TALKATIVE)
-    stage.plant("before-begin", "stop")
+    stage.plant("before-clearance", "stop")
     frozen = stage.run()
     (post,) = stage.send(method="post")
     stage.wait_until_struck()
@@ -274,6 +277,27 @@ def test_one_that_is_frozen_between_charge_and_socket_sends_nothing_late(stage: 
     frozen.wait_for_log("attempt_refused", timeout=20)
     assert stage.arrivals_of(post) == []
     stage.judge(recovery=10)  # by one that starts meanwhile
+
+
+@pytest.mark.slow
+def test_one_that_is_frozen_before_its_charge_is_committed_sends_nothing(stage: Stage) -> None:
+    """Its request is composed. The database ends its transaction, and another makes the call; where
+    the database keeps it open, it wakes to a lease that has ended.
+    """
+    stage.plant("before-commit", "stop")
+    frozen = stage.run()
+    (post,) = stage.send(method="post")
+    stage.wait_until_struck()
+    stage.run()
+    # twice the lease, and what the database takes to notice: nothing else marks that time
+    time.sleep(max(2 * (stage.total + GRACE), SILENT + 1))
+    if connection.vendor == "postgresql":
+        stage.wait_for_status(post, Status.DONE)
+    frozen.thaw()
+    stage.wait_for_all(30)
+    (more,) = stage.send(method="post")
+    stage.wait_for_status(more, Status.DONE)
+    stage.judge(recovery=10)
 
 
 @pytest.mark.slow
