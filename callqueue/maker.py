@@ -5,7 +5,7 @@ threads of the process's flight, as the calls of messages are made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 from celery import current_app
 
@@ -75,8 +75,10 @@ class WorkersMaker:
         most = min(conf.current().in_workers - len(flight.under_way), flight.room())
         if most <= 0:
             return None
+        suits = cache(is_consumed)
+        suits("")  # now: a router of the project's is not asked with the rules' rows locked
         take = partial(take_off, self.using)
-        return Begins(claim.name_worker(), claim.READS, take, is_consumed, most)
+        return Begins(claim.name_worker(), claim.READS, take, suits, most)
 
 
 def take_off(using: str, begun: Begun) -> Callable[[bool], None]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -70,12 +70,11 @@ class Begins:
 
     def share(self, releases: Iterable[Candidate]) -> set[int]:
         """The calls of these that it makes, by id: the first ones."""
-        suits = None if self.suits is None else cache(self.suits)
         fit = (
             call.id
             for call in releases
             if not call.has_maker
-            if suits is None or (call.method in HTTP_METHODS and suits(call.queue))
+            if self.suits is None or (call.method in HTTP_METHODS and self.suits(call.queue))
         )
         return set(islice(fit, self.most))
 

@@ -214,6 +214,32 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
     assert others.attempts.get().outcome == ""
 
 
+def test_a_router_of_the_projects_is_not_asked_while_a_pass_has_the_rules(
+    rules: Rules,
+    remote: Vendor,
+    published: list[Message],
+    consumes: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may ask the database, and swallow what that says."""
+    asked: list[bool] = []
+
+    def route(*_: object) -> str:
+        asked.append(database.in_transaction("default"))
+        return "main"
+
+    consumes("main")
+    monkeypatch.setattr(broker, "queue_of", route)
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    for _ in range(3):
+        send("r")
+    assert dispenser(published).run_once(maintain=False) == 3
+    in_flight.land(seconds=20)
+    assert len(remote.requests) == 3
+    assert asked
+    assert not any(asked)
+
+
 def test_queues_are_named_as_rules_name_them(
     consumes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
