@@ -2,9 +2,7 @@
 process.
 
 No worker, broker or dispenser process runs, so nothing competes: what is left is the code's own
-cost, and the database's and the API's answers, for which only wall time passes. How many functions
-each part calls is counted in a run of its own, since counting takes time; it says the same on every
-machine. So do the modules of the product in which a part's functions stand.
+cost, and the database's and the API's answers, for which only wall time passes.
 """
 
 from __future__ import annotations
@@ -12,9 +10,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from cProfile import Profile
-from pathlib import Path
-from pstats import Stats
 from typing import Any
 
 import requests
@@ -22,10 +17,6 @@ import requests
 from tests.benchmarks.contestants import SETTINGS
 from tests.benchmarks.report import say
 from tests.benchmarks.stage import open_stage
-
-BARE = "a bare Session's post"
-WAY = "from send to the record, modules in all"
-PRODUCT = Path(__file__).resolve().parents[2] / "callqueue"
 
 
 class Parts:
@@ -49,47 +40,11 @@ class Parts:
         }
 
 
-class Counted(Parts):
-    """How many functions are called by part, Python's own and the interpreter's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.profiles: dict[str, Profile] = defaultdict(Profile)
-
-    def take(self, name: str, work: Callable[[], Any]) -> Any:
-        profile = self.profiles[name]
-        profile.enable()
-        try:
-            return work()
-        finally:
-            profile.disable()
-
-    def per_call(self, calls: int) -> dict[str, dict[str, float]]:
-        found = {name: Stats(one) for name, one in self.profiles.items()}
-        own = {name: _modules(stats) for name, stats in found.items()}
-        parts = {
-            name: {"functions": stats.total_calls / calls, "modules": float(len(own[name]))}
-            for name, stats in found.items()
-        }
-        way = set().union(*(own[name] for name in own if name != BARE))
-        return {**parts, WAY: {"modules": float(len(way))}}
-
-
-def _modules(stats: Stats) -> set[str]:
-    """The product's modules of which a function ran."""
-    files = {Path(file) for file, _, _ in stats.stats}  # type: ignore[attr-defined]
-    return {str(file) for file in files if PRODUCT in file.parents}
-
-
 def measure(calls: int) -> dict[str, dict[str, float]]:
-    """Milliseconds and functions per call by part, messages as full as a busy dispenser packs them;
-    a bare requests.Session for comparison.
+    """Milliseconds per call by part, messages as full as a busy dispenser packs them; a bare
+    requests.Session for comparison.
     """
-    timed, counted = _measured(calls, Parts()), _measured(calls, Counted())
-    return {name: {**timed.get(name, {}), **one} for name, one in counted.items()}
-
-
-def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
+    parts = Parts()
     with open_stage(SETTINGS) as on:
         from callqueue import database
         from callqueue.dispatch.dispenser import Dispenser
@@ -124,7 +79,7 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
         with requests.Session() as session:
             session.trust_env = False
             parts.take(
-                BARE,
+                "a bare Session's post",
                 lambda: [session.post(url, data=body).content for _ in range(calls)],
             )
     return parts.per_call(calls)
