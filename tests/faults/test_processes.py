@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue.history.sums import counters
 from callqueue.ledger.rule_rows import SILENT
 from callqueue.models import CallAttempt, CallQueue
 from tests.faults.stage import GRACE, Keeper, Stage, Status
 from tests.support.processes import Running
-from tests.support.verdicts import on_a_quiet_machine, verdict, wait_until
+from tests.support.verdicts import verdict, wait_until
 
 Length = Callable[[Any, Any], Any]
 TALKATIVE = """
@@ -43,21 +42,6 @@ def _status(call: CallQueue) -> int:
 
 
 # --- Killed
-
-
-@pytest.mark.slow
-def test_a_pool_child_is_killed_at_every_point_of_a_call(stage: Stage, length: Length) -> None:
-    times = length(1, 10)
-    for point in OF_A_CALL:
-        stage.plant(point, *["child"] * times)
-    stage.worker(concurrency=4)
-    stage.dispenser()
-    stage.send(4 * times, method="post")
-    stage.send(4 * times, method="put")
-    stage.send(4 * times, method="get")
-    stage.wait_until_struck(60)
-    stage.wait_for_all(60)
-    stage.judge()
 
 
 @pytest.mark.parametrize("kind", POINTS)
@@ -144,34 +128,6 @@ def _unknown_were_sent(stage: Stage) -> None:
         for pk in CallQueue.objects.unknown().values_list("pk", flat=True):
             story = f"call {pk} never arrived, and is UNKNOWN: {list(CallAttempt.objects.filter(call_id=pk).values())}"
             assert str(stage.numbers[pk]) in arrived, story
-
-
-@pytest.mark.slow
-def test_sums_go_on_after_a_kill(stage: Stage) -> None:
-    """Under load: what the last dispenser had added up stays, and the next one adds what it had
-    not, each attempt once.
-    """
-    stage.rule(60)
-    stage.worker(concurrency=4)
-    first = stage.dispenser()
-    stage.send(480)
-    wait_until(lambda: _summed() > 0, 20)
-    first.kill()
-    summed, made = _summed(), CallAttempt.objects.filter(finished_at__isnull=False).count()
-    stage.dispenser()
-    began = time.monotonic()
-    wait_until(lambda: _summed() > max(summed, made), 60)
-    print(f"sums went on {time.monotonic() - began:.1f} s after the restart")
-    stage.wait_for_all(60)
-    stage.judge(unknown_allowed=False)
-    wait_until(
-        lambda: _summed() == CallAttempt.objects.filter(finished_at__isnull=False).count(), 30
-    )
-
-
-def _summed() -> int:
-    """How many attempts the sums have since ever."""
-    return counters("default", ["r"])["r"].done
 
 
 # --- Told to go
@@ -298,25 +254,3 @@ def test_one_that_is_frozen_before_its_charge_is_committed_sends_nothing(stage: 
     (more,) = stage.send(method="post")
     stage.wait_for_status(more, Status.DONE)
     stage.judge(recovery=10)
-
-
-@pytest.mark.slow
-def test_a_frozen_dispenser_holds_up_nobody(stage: Stage) -> None:
-    """Frozen inside its transaction, it holds its rule's lock until the database ends the
-    transaction.
-    """
-    stage.plant("inside-release", "stop")
-    stage.worker(concurrency=2)
-    frozen = stage.dispenser()
-    calls = stage.send(20)
-    stage.wait_until_struck()
-    began = time.monotonic()
-    stage.dispenser()
-    stage.wait_for_all(30)
-    with on_a_quiet_machine():
-        assert time.monotonic() - began < 20
-    frozen.thaw()
-    more = stage.send(20)
-    wait_until(lambda: all(_status(call) == Status.DONE for call in more), 20)
-    assert len(calls) == 20
-    assert stage.judge(unknown_allowed=False) == {"DONE": 40}
