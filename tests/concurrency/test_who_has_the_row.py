@@ -136,6 +136,9 @@ DUELS = {
     "record, recovery of the lost": Duel(records(200), lambda *_: recovery.end_lost("default"), {
         (1, 0): (Status.DONE, [states.SUCCEEDED]), (0, 1): (Status.UNKNOWN, [LOST]),
     }, is_begun=True, first=end_leases),
+    "recovery of the lost, twice": Duel(*[lambda *_: recovery.end_lost("default")] * 2, {
+        won: (Status.UNKNOWN, [LOST]) for won in ((1, 0), (0, 1))
+    }, is_begun=True, first=end_leases),
     "record that fails it, requeue": Duel(records(500), requeues, {
         (1, 0): (Status.FAILED, [states.ERRORED]), (1, 1): (Status.NEW, [states.ERRORED]),
     }, is_begun=True),
@@ -171,19 +174,6 @@ def test_of_workers_with_the_same_message_one_makes_the_call(rules: Rules, remot
     made = together(*[lambda: executor.execute("default", ids)] * 5)
     assert sum(made) == len(remote.requests) == ROUNDS
     assert CallQueue.objects.done().count() == ROUNDS
-
-
-def test_recoveries_at_once_take_each_call_back_once(rules: Rules) -> None:
-    rules(r=Rule(retry=Retry(max_attempts=3)))
-    lost, unbegun = [send("r", method="get") for _ in range(8)], [send("r") for _ in range(8)]
-    released_by("r")
-    of_lost = CallAttempt.objects.filter(call__in=lost)
-    assert len(claim.begin("default", list(of_lost.values_list("pk", flat=True)))) == len(lost)
-    end_leases()
-    assert sum(together(*[lambda: recovery.recover("default")] * 5)) == 16
-    assert {fresh(call).failed_count for call in lost} == {1}
-    assert set(statuses(*lost)) == {Status.ERROR} and set(statuses(*unbegun)) == {Status.NEW}
-    assert Counter(CallAttempt.objects.values_list("outcome", flat=True)) == {LOST: 8, VOIDED: 8}
 
 
 def test_dispensers_that_share_a_budget_release_it_once(rules: Rules) -> None:
@@ -451,31 +441,6 @@ def test_a_callback_that_is_being_sent_is_sent_by_nobody_else(
 # --- A cancel, wherever it comes in
 
 
-def test_a_cancel_that_is_under_way_when_a_worker_begins_wins(
-    rules: Rules, row_locks: None
-) -> None:
-    rules(r=Rule())
-    call, other = send("r"), send("r")
-    ids = released_by("r")
-    voided, begun_the_other = threading.Event(), threading.Event()
-
-    def cancel() -> None:
-        with transaction.atomic():
-            fresh(call).cancel()
-            voided.set()
-            assert begun_the_other.wait(PATIENCE)
-
-    def begin() -> list[int]:
-        assert voided.wait(PATIENCE)
-        try:
-            return [job.call.pk for job in claim.begin("default", ids)]
-        finally:
-            begun_the_other.set()
-
-    assert together(cancel, begin)[1] == [other.pk]
-    assert (statuses(call), outcomes(call)) == ([Status.CANCELLED], [VOIDED])
-
-
 def test_a_cancel_between_a_workers_look_and_its_begin_wins(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,17 +651,6 @@ def test_a_hold_that_another_makes_longer_meanwhile_stays_as_long(
     hold = Hold.objects.get()
     assert hold.reason == "longer"
     assert hold.until is None if longer is None else hold.until - hold.began_at >= longer
-
-
-def test_holds_laid_at_once_are_the_longest_of_them(rules: Rules) -> None:
-    rules(r=Rule())
-    for _ in range(5):
-        now = ledger_time.now("default")
-        each = [timedelta(seconds=seconds) for seconds in (5, 60, 20, 40)]
-        lay = partial(holds.lay, "default", ["r"], "rule", "", reason="", source="provider")
-        together(*[partial(lay, lasts) for lasts in each])
-        assert Hold.objects.get().until >= now + max(each)
-        holds.lift("default", "r")
 
 
 def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
