@@ -20,7 +20,7 @@ from django.test import RequestFactory
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from callqueue import Rule, SlidingWindow, control, database, metrics, states
+from callqueue import Rule, SlidingWindow, database, metrics, states
 from callqueue.history import sums
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
@@ -75,14 +75,6 @@ def test_limits_of_one_rate_and_two_units_are_told_apart(rules: Rules) -> None:
     found = scraped()
     assert found["callqueue_limit_used", "SlidingWindow 100/m", "rule", "llm"] == 1
     assert found["callqueue_limit_used", "SlidingWindow 100/m of tokens", "rule", "llm"] == 30
-
-
-def test_a_hold_is_seen_and_what_nobody_can_say_is_missing() -> None:
-    control.pause("default", "r")
-    found = scraped()
-    assert found["callqueue_held", "r"] == 1
-    assert ("callqueue_drain_seconds", "r") not in found
-    assert ("callqueue_drain_seconds", "idle") in found
 
 
 def test_a_database_that_is_away_is_a_metric_and_not_an_error(

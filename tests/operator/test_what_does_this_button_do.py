@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
 from callqueue.ledger import ledger_time
@@ -24,7 +20,6 @@ from tests.operator.asking import (
     plain,
     send,
     tables,
-    until,
     waiting,
 )
 from tests.support.behaviour import Vendor, run
@@ -140,35 +135,6 @@ def test_a_raised_limit_is_not_held_to_the_pace_of_the_old_one(
         assert then.endswith(" seconds")
 
 
-def test_calls_of_rules_that_share_a_limit_are_reckoned_together_before_a_requeue(
-    rules: Rules, ask: Ask
-) -> None:
-    """Each of the rules' calls have to wait for those of the other."""
-    account = SlidingWindow("10/m", name="account")
-    rules(one=Rule(limits=[account]), two=Rule(limits=[account]))
-    calls = [*failed("one", 100), *failed("two", 100)]
-    dispenser()
-    now = timezone.now()
-    said = plain(ask.choose("requeue_calls", calls)).partition("done by")[2]
-    assert until(said, now) == pytest.approx(19 * 60, abs=130)
-    CallQueue.objects.filter(pk__in=[call.pk for call in calls]).requeue()
-    for rule in ("one", "two"):
-        assert ask.status(rule)["drain_s"] == pytest.approx(19 * 60, abs=130)
-
-
-def test_the_page_that_asks_takes_as_many_statements_for_many_rules(rules: Rules, ask: Ask) -> None:
-    def statements(count: int) -> int:
-        rules(**{f"p{n}": Rule(limits=[SlidingWindow("5/m")]) for n in range(count)})
-        calls = [call for n in range(count) for call in failed(f"p{n}", 1)]
-        ask.choose("requeue_calls", calls)
-        with CaptureQueriesContext(connection) as found:
-            ask.choose("requeue_calls", calls)
-        return len(found)
-
-    few = statements(3)
-    assert statements(60) <= few + 2
-
-
 @pytest.mark.parametrize(
     "press",
     [
@@ -181,26 +147,3 @@ def test_names_are_said_as_they_are(rules: Rules, ask: Ask, press: Callable[[Ask
     said = plain(press(ask))
     assert "stripe-account" in said
     assert "Stripe-account" not in said
-
-
-def test_what_waits_can_be_cancelled_and_what_ended_cannot(
-    rules: Rules, remote: Vendor, ask: Ask
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-    done, waits = send("r", 2)
-    run()
-    said = plain(ask.choose("cancel_calls", [done, waits]))
-    assert "stay as they are" in said
-    assert "Cancel 1 call" in said
-
-
-def test_a_scheduled_call_that_is_requeued_now_goes_now(rules: Rules, ask: Ask) -> None:
-    rules(r=Rule())
-    (call,) = send("r", not_before=timezone.now() + timedelta(hours=5))
-    CallQueue.objects.filter(pk=call.pk).cancel()
-    dispenser()
-    asked = plain(ask.choose("requeue_calls", [call]))
-    assert "Requeue 1 call" in asked
-    ask.choose("requeue_calls", [call], confirm="all")
-    call.refresh_from_db()
-    assert call.status == CallQueue.Status.NEW

@@ -56,18 +56,6 @@ def made(server: Peer, **params: Any) -> tuple[CallQueue, list[tuple[str, str]]]
 
 
 @pytest.mark.parametrize("own", SPELLINGS)
-@pytest.mark.parametrize("of_rule", ["Idempotency-Key", "idempotency-key"])
-def test_the_idempotency_key_that_a_call_names_itself_is_the_one_that_arrives(
-    rules: Rules, server: Peer, of_rule: str, own: str
-) -> None:
-    rules(default=Rule(idempotency_header=of_rule), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
-    for body in BODIES:  # sends of one order are one order
-        _, lines = made(server, headers={"X-Order": "7", own: "order-7", "X-Last": "z"}, **body)
-        assert of(lines, "Idempotency-Key") == ["order-7"]
-        assert (of(lines, "X-Order"), of(lines, "X-Last")) == (["7"], ["z"])
-
-
-@pytest.mark.parametrize("own", SPELLINGS)
 def test_a_call_that_takes_the_idempotency_key_away_has_none(
     rules: Rules, server: Peer, own: str
 ) -> None:

@@ -204,18 +204,6 @@ def test_waits_that_nobody_can_tell_any_more_stay_counted(clock: Clock, moved: i
     assert ever().sent == 2
 
 
-def test_a_call_that_is_tried_again_has_not_waited_for_nothing(clock: Clock) -> None:
-    """Its attempt failed, and it is due a minute later."""
-    keep()
-    due = clock.now + timedelta(seconds=60)
-    call = CallQueue.objects.create(rule="pay", due_at_dt=due, last_attempt=1, call_data={})
-    attempt(clock.now, states.ERRORED, call_id=call.pk)
-    clock.go_on(10)
-    keep()
-    assert ever().failed == 1
-    assert sum(ever().waits) == 0
-
-
 def test_two_that_add_up_at_once_count_none_twice(transactional_db: None) -> None:
     """Threads with connections of their own: one goes on, the others leave it to that one."""
     if connection.vendor == "sqlite":

@@ -275,20 +275,6 @@ def _looked() -> None:
         connection.close()
 
 
-def test_a_clock_that_is_back_before_anybody_looked_is_believed_again(two_clocks: Clocks) -> None:
-    watch = ledger_time.watch("default")
-    watch.look()
-    two_clocks.pass_by(2)
-    two_clocks.jump(3600)
-    assert watch.credited(ledger_time.read("default")) is None
-
-    two_clocks.jump(-3600)
-    watch.look()
-
-    assert not watch.wants_look
-    assert watch.credited(ledger_time.read("default")) is not None
-
-
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """By how much the ledger was moved, each time."""

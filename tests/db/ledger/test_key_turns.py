@@ -75,17 +75,6 @@ def test_a_new_key_goes_at_once_though_hundreds_have_used_up_their_day(
     assert passes(2) == ["zz-new"]
 
 
-@pytest.mark.parametrize("of_the_others", [5, -5], ids=["of higher priority", "of lower priority"])
-def test_priorities_below_are_reached_though_the_keys_above_are_blocked(
-    rules: Rules, of_the_others: int
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
-    blocked_keys("r", 40, of_the_others)
-    passes(4)
-    send("r", key="free")
-    assert passes(2) == ["free"]
-
-
 def test_paused_keys_keep_nobody_back_and_go_on_when_they_are_resumed(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
     for i in range(40):

@@ -85,40 +85,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 # Two settings at once.
 
 
-@pytest.mark.parametrize("strict_first", [True, False])
-def test_where_two_differ_the_stricter_holds_for_both(waiting: Any, strict_first: bool) -> None:
-    waiting(r=200)
-    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
-    if strict_first:
-        assert strict.goes() == {"r": 2}
-        assert loose.goes() == {}
-    else:
-        assert loose.goes() == {"r": 40}
-        assert (strict.goes(), loose.goes()) == ({}, {})
-    answer_all(seconds_ago=61)
-    assert loose.goes() == {"r": 2}
-    assert (strict.goes(), loose.goes()) == ({}, {})
-
-
-def test_a_dispenser_that_releases_goes_by_the_stricter_one_from_the_moment_it_has_joined(
-    waiting: Any,
-) -> None:
-    """No look at anything is needed in between: its next pass finds that its book is out of
-    date.
-    """
-    waiting(r=50)
-    loose, strict = (
-        Process("loose", r=Rule(limits=[SlidingWindow("40/m")])),
-        Process("strict", r=STRICT),
-    )
-    loose.joins()
-    strict.joins()
-    loose.run_once(maintain=False)
-    assert CallAttempt.objects.count() == 0
-    assert loose.membership.is_outdated
-    assert loose.goes() == {"r": 2}
-
-
 def test_a_pass_that_locks_after_others_went_by_newer_settings_is_undone(
     waiting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,17 +211,6 @@ def test_calls_of_a_rule_that_another_dispenser_knows_are_left_alone(waiting: An
         theirs.leave()
         recovery.recover("default")
     assert rules_gone.get().status == states.FAILED
-
-
-def test_changed_settings_of_one_process_are_its_opinion_from_then_on(waiting: Any) -> None:
-    waiting(r=100)
-    one, two = Process("one", r=STRICT), Process("two", r=STRICT)
-    assert (one.goes(), two.goes()) == ({"r": 2}, {})
-    one.book = bind({"r": LOOSE})
-    assert (one.goes(), two.goes()) == ({}, {})
-    two.book = bind({"r": LOOSE})
-    assert two.goes() == {"r": 38}
-    assert one.goes() == {}
 
 
 def test_opinions_outlive_the_row_of_the_settings(waiting: Any) -> None:

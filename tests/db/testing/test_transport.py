@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -137,22 +135,10 @@ def test_without_a_transport_no_request_leaves_this_machine(rules: Rules) -> Non
     assert call.attempts.filter(sent_at=None).count() == 1
 
 
-def test_without_a_transport_a_server_of_the_test_answers(rules: Rules) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        rules({"ALLOWED_NETWORKS": ["127.0.0.0/8"]}, default=Rule())
-        thread = threading.Thread(target=answer_one, args=(listener,))
-        thread.start()
-        port = listener.getsockname()[1]
-        call = CallQueue.objects.send(
-            {"method": "get", "params": {"url": f"http://127.0.0.1:{port}/"}}
-        )
-        run_callqueue()
-        thread.join()
+def test_without_a_transport_a_server_of_the_test_answers(rules: Rules, listen: Any) -> None:
+    rules({"ALLOWED_NETWORKS": ["127.0.0.0/8"]}, default=Rule())
+    url = f"http://127.0.0.1:{listen().port}/"
+    call = CallQueue.objects.send({"method": "get", "params": {"url": url}})
+    assert call is not None
+    run_callqueue()
     assert status_of(call) == Status.DONE
-
-
-def answer_one(listener: socket.socket) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        connection.recv(65536)
-        connection.sendall(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
