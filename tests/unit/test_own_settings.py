@@ -11,8 +11,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import callqueue
 
 PACKAGE = Path(callqueue.__file__).parent
@@ -69,22 +67,6 @@ def test_no_correction_is_judged_by_any_settings() -> None:
         assert not [line for line, _ in asked(tree)], module
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert not names & {"is_tallied", "conf"}, module
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("from callqueue import conf\ndef f(): return conf.current().book", 1),
-        ("from callqueue.conf import current\ndef f(): return current().rules", 1),
-        ("from callqueue import conf as c\ndef f(): return c.current()", 1),
-        ("import callqueue.conf\ndef f(): return callqueue.conf.current()", 1),
-        ("from callqueue import conf\ndef f(g=conf.current): return g().rules", 1),
-        ("def f(account): return account.book.settings.rules", 0),
-        ("def f(): return '''conf.current()'''", 0),
-    ],
-)
-def test_the_search_finds_every_way_to_ask(source: str, found: int) -> None:
-    assert len(asked(ast.parse(source))) == found
 
 
 def looks() -> Iterator[str]:

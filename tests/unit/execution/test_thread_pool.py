@@ -64,20 +64,6 @@ def test_as_many_threads_as_are_asked_for_are_woken() -> None:
 
 
 @few_threads(NAME, 2)
-def test_jobs_wait_for_the_threads_that_there_are() -> None:
-    """A container may have a limit of its own, and every call in flight is a thread."""
-    together = threading.Barrier(2)
-
-    def work(job: int) -> int:
-        together.wait(5)
-        return job
-
-    ended, raised = made(list(range(8)), work, threads=8)
-    assert sorted(ended) == list(range(8))
-    assert not raised
-
-
-@few_threads(NAME, 2)
 def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_leases_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
