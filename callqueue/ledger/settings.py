@@ -217,7 +217,7 @@ def set_rate(using: str, limit: str, rate: str | None) -> None:
         with database.writing(using):
             rows = states.filter(rule__in=busy).order_by("rule")
             busy -= set(database.locked(rows).values_list("rule", flat=True))
-        time.sleep(PAUSE if busy else 0.0)
+        time.sleep(PAUSE)
 
 
 def forget_lapsed(using: str, now: datetime) -> None:

@@ -402,7 +402,7 @@ def astray(result: Result, reading: Reading) -> timedelta:
 
 def _with_due_at(result: Result, reading: Reading) -> Result:
     """A retry waits as long as it was to, whatever the clock has done since."""
-    if result.ended_at is None or result.due_at <= result.job.wall(result.ended_at):
+    if result.ended_at is None or result.due_at < result.job.wall(result.ended_at):
         return result
     moved = timedelta(microseconds=reading.moved - result.job.clock.moved)
     return replace(result, due_at=result.due_at + astray(result, reading) + moved)

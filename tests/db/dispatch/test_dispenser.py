@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from callqueue import Concurrency, Rule, SlidingWindow, clocks
 from callqueue.dispatch import chores
-from callqueue.dispatch.dispenser import Dispenser, name_of_process
+from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
+from callqueue.dispatch.next_look import NO_ROOM, NextLook
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
@@ -141,3 +143,21 @@ def test_only_one_that_goes_on_running_holds_everything_for_a_sign_that_is_gone(
         DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(hours=1))
         membership.heartbeat()
         assert Hold.objects.exists() is runs
+
+
+def test_a_loop_that_waits_for_a_broker_an_answer_or_a_maker_rests_between_two_looks(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    send("r"), send("r")
+    dispenser = Dispenser(publish=lambda *_: True)
+    dispenser.tick()
+    group = dispenser.groups["r",]
+    assert group.waits_for_answer
+    assert 0 < dispenser.tick() < 2 * ANSWERS
+    group.sending = SimpleNamespace(done=Event(), error=None)
+    group.next_look = NextLook(on_ready=True)
+    assert 0 < dispenser.tick() < 2 * SENT
+    group.sending = None
+    dispenser.maker = SimpleNamespace(room=lambda: NO_ROOM, begins=lambda: None)
+    assert 0 < dispenser.tick() < 2 * ANSWERS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, clocks, conf, database, states
+from callqueue import Retry, Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
+from callqueue.dispatch.chores import Chores
 from callqueue.dispatch.dispenser import Membership
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
@@ -273,6 +275,33 @@ def _looked() -> None:
         ledger_time.watch("default").look()
     finally:
         connection.close()
+
+
+def test_a_dispenser_without_any_work_looks_at_the_clock(two_clocks: Clocks) -> None:
+    CallQueue.objects.all().delete()
+    before = ledger_time.now("default")
+    two_clocks.jump(3600)
+    Chores("default", lambda: None).maintain()
+    assert ledger_time.now("default") - before < timedelta(seconds=1)
+
+
+def test_a_reading_that_a_worker_takes_is_as_narrow_as_others_but_where_the_clock_jumped(
+    two_clocks: Clocks,
+) -> None:
+    """A jump is left for the next look: until then it is not what the next one is judged by."""
+    watch, before = ledger_time.watch("default"), ledger_time.now("default")
+    reading = ledger_time.read("default")
+    wide = replace(reading, after=clocks.Mono(reading.after + 0.5))
+    taken, steady_from = watch.take(wide)
+    assert taken.after - taken.before < 0.1
+    two_clocks.jump(60)
+    two_clocks.pass_by(1)
+    off = ledger_time.read("default")
+    taken, steady_after = watch.take(off)
+    assert taken == off
+    assert (steady_from, steady_after) == (reading.at, off.at)
+    watch.look()
+    assert ledger_time.now("default") - before < timedelta(seconds=2)
 
 
 @pytest.fixture
@@ -556,10 +585,12 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     assert sent <= attempt.sent_at <= attempt.finished_at <= ledger_time.now("default")
 
 
+@pytest.mark.parametrize("base", [1.0, 0.0])
 @pytest.mark.parametrize("jump", [3600, -3600])
 def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
-    job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
+    job: Job, monkeypatch: pytest.MonkeyPatch, jump: float, base: float
 ) -> None:
+    job.rule = Rule(retry=Retry(base=base))
     report = judging.failed(job, "no connection")
     wait = report.due_at - job.wall(report.ended_at)
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -165,7 +166,39 @@ def test_a_bucket_whose_burst_has_changed_does_not_begin_full(rules: Rules) -> N
     assert CallAttempt.objects.count() <= 7
 
 
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [
+        (TokenBucket("1/m", burst=5, per="key"), 2),  # 1 two minutes ago, 1 of 2 one minute ago
+        (TokenBucket("1/h", burst=5, per="key", unit="tokens"), 5),
+        (SlidingWindow("7/h", per="key"), 2),
+        (SlidingWindow("5/h", per="key", unit="tokens"), 5),
+    ],
+    ids=repr,
+)
+def test_keys_are_counted_from_what_ended_minutes_ago(
+    rules: Rules, limit: Limit, left: int
+) -> None:
+    """What had no tokens charges none."""
+    rules(r=Rule(limits=[limit]))
+    ensure_states("default", ["r"])
+    past_attempts("r", "T", minutes=[2] * 4 + [1])
+    for key in "TU":
+        for _ in range(5):
+            send("r", key=key, cost={"tokens": 1})
+    released = make_pass("default", ["r"]).released
+    assert Counter(one.key for one in released) == {"T": left, "U": 5}
+
+
 # --- what comes back
+
+
+def test_attempts_are_wanted_for_little_longer_than_their_window() -> None:
+    """By a dispenser that was away: it takes away what has left meanwhile, or counts anew."""
+    for per, longest in (("rule", 1.01), ("key", 1.5)):
+        limit = SlidingWindow("5/30d", per=per)
+        counted = tallies.counted_for(bind({"r": Rule(limits=[limit])}))["r"]
+        assert limit.window_us < counted <= longest * limit.window_us
 
 
 # --- whatever happens

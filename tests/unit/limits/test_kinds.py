@@ -354,3 +354,17 @@ def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
         same = limit.meter_with(meter.free, now)
         assert (same.free, same.free_at(same.free + 1)) == (meter.free, None)
         assert not same.free or same.free_at(same.free) == now
+
+
+@pytest.mark.parametrize(
+    ("limit", "rate"),
+    [
+        (SlidingWindow("10/2s"), 5.0),
+        (FixedWindow("90/m"), 1.5),
+        (TokenBucket("1/4s", burst=9), 0.25),
+        (Concurrency(3), None),
+    ],
+    ids=repr,
+)
+def test_what_passes_a_second_is_the_rate(limit: Limit, rate: float | None) -> None:
+    assert limit.per_second == rate
