@@ -138,7 +138,7 @@ def most_that_fits(meter: Meter, until: Us, most: int, cost: int = 1) -> int:
     """The largest number up to `most` of calls of this cost that fit by `until`."""
     low, high = 0, most
     while low < high:
-        middle = (low + high + 1) // 2
+        middle = (low + high) // 2 + 1
         instant = meter.known_at(middle * cost)
         if instant is not None and instant <= until:
             low = middle

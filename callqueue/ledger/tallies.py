@@ -85,14 +85,12 @@ class Tallies:
     def load(self, values: Iterable[str]) -> None:
         if wanted := self.unknown(values):
             name = stored_name(self.budget)
-            self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()), wanted)
+            self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()))
 
-    def know(self, rows: Iterable[tally_rows.Stored], asked: Iterable[str] = ()) -> None:
-        """(value, used, full_at, pk) of all that were asked about. What is known may be newer."""
+    def know(self, rows: Iterable[tally_rows.Stored]) -> None:
+        """(value, used, full_at, pk) of some. What is known may be newer."""
         for value, used, full_at, pk in rows:
             self.by_value.setdefault(value, Tally(used, full_at, pk))
-        for value in asked:
-            self.of(value)
 
     def loaded_fullest(self) -> list[str]:
         tallies = sorted(self.by_value.items(), key=lambda item: (item[1].full_at, item[1].used))
@@ -412,9 +410,7 @@ def advance(using: str, tallies: Iterable[Tallies]) -> None:
     }
     stored = tally_rows.stored(using, wanted)
     for one, left in zip(behind, found, strict=True):
-        name = stored_name(one.budget)
-        if name in wanted:
-            one.know(stored.get(name, ()), wanted[name])
+        one.know(stored.get(stored_name(one.budget), ()))
         one.let_leave(left)
 
 

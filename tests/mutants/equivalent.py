@@ -23,6 +23,7 @@ _BY_REASON = {
         "ledger/tallies.py _correct: charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit) correct = one.settle_ended if by.settled else one.correct -> correct = one.settle_ended if by.settled else one.correct charged, cost = (cost_of(by.charged, unit), cost_of(by.cost, unit))",
         "ledger/settings.py Party._silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",
         "sending/call_data.py check_task_params: refuse_unknown(params, TASK_PARAMS) name = params.get(\"name\") -> name = params.get('name') refuse_unknown(params, TASK_PARAMS)",
+        "dispatch/dispenser.py Dispenser._pause: now = time.monotonic() wakes = [self._poll_at, self.chores.next_round_at] -> wakes = [self._poll_at, self.chores.next_round_at] now = time.monotonic()",
     ],
     "Neither of the two has to do with the other.": [
         "execution/flight.py Flight._turn: self.told = time.monotonic() ended = {job.attempt.id for job, _ in list(self.crew.ended)} -> ended = {job.attempt.id for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
@@ -32,6 +33,8 @@ _BY_REASON = {
         "execution/connection.py Connection._transmit: self.is_whole = self.is_resting = False # Ahead of the send: what strikes from outside, such as a task's time limit, must not find # it unmarked. gate.sent_at = now() -> gate.sent_at = now() self.is_whole = self.is_resting = False",
         "ledger/settings.py Party.heartbeat: rule_rows.ensure(self.using, self.book.rules if self.book else ()) now = ledger_time.now(self.using) -> now = ledger_time.now(self.using) rule_rows.ensure(self.using, self.book.rules if self.book else ())",
         "sending/importer.py send_file: transaction.set_rollback(True, using=using) done.sent = 0 -> done.sent = 0 transaction.set_rollback(True, using=using)",
+        "ledger/tallies.py Tallies.__init__: self.is_anew, self._has_advanced = believed is None, False self.kept = believed or Kept(self.print, self.horizon(), now) -> self.kept = believed or Kept(self.print, self.horizon(), now) self.is_anew, self._has_advanced = (believed is None, False)",
+        "dispatch/release_pass.py _counted: account.read(has_corrections=any(row.is_corrected for row in locked.rows.values())) held = holds.in_force(locked.using, locked.group, from_us(locked.now)) -> held = holds.in_force(locked.using, locked.group, from_us(locked.now)) account.read(has_corrections=any((row.is_corrected for row in locked.rows.values())))",
     ],
     "Where the two are equal, both ways give the same.": [
         "ledger/tally_rows.py _left_sql: one.ahead > one.end -> (one.ahead >= one.end)",
@@ -43,6 +46,7 @@ _BY_REASON = {
     "What is read besides is passed over.": [
         "ledger/ready_calls.py take_news: _turns(using).filter(rule__in=rules, key__in={key for _, _, key in named}) -> _turns(using).filter(key__in={key for _, _, key in named})",
         "ledger/ready_calls.py take_news: _turns(using).filter(rule__in=rules, key__in={key for _, _, key in named}) -> _turns(using).filter(rule__in=rules)",
+        "dispatch/choosing.py _is_doubtful: False -> True",
     ],
     "It rests between two looks.": [
         "ledger/settings.py set_rate: time.sleep(PAUSE) -> pass",
@@ -60,6 +64,11 @@ _BY_REASON = {
         "ledger/ledger_time.py Watch.take: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
         "ledger/ready_calls.py rules_of_ready: 1000 -> 1001",
         "ledger/ready_calls.py forget_news: 1000 -> 1001",
+        "ledger/settings.py _Sign.is_silent: moment - self.since > SILENCE -> (moment - self.since >= SILENCE)",
+        "limits/kinds/token_bucket.py TokenBucket.window_us: 100 -> 101",
+    ],
+    "What is woken besides is looked at, and waits again.": [
+        "ledger/ready_calls.py wake_key: _turns(using).filter(rule=rule, priority=priority, key=key) -> _turns(using).filter(rule=rule, key=key)",
     ],
 }
 EQUIVALENT: dict[str, str] = {text: why for why, texts in _BY_REASON.items() for text in texts}

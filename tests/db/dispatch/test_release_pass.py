@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, states
 from callqueue.dispatch import release_pass
+from callqueue.ledger import account
 from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import run_callqueue, travel
@@ -38,6 +39,16 @@ def test_no_more_than_a_limit_allows(
         send("r", cost=cost)
     assert len(release()) == most
     assert len(release()) == 0
+
+
+def test_a_limit_counts_all_that_is_open_however_much_that_is(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "SAMPLE", 2)
+    rules(r=Rule(limits=[Concurrency(5)]), s=Rule(limits=[Concurrency(3, per="queue")]))
+    for rule in "rs" * 8:
+        send(rule)
+    assert [len(release()) for _ in range(3)] == [8, 0, 0]
 
 
 def test_deleting_a_call_makes_no_room(rules: Rules) -> None:
