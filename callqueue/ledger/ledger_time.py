@@ -225,9 +225,9 @@ class Watch:
             if by:
                 jump = Jump.between(last, reading, by)
                 reading = move(self.using, reading, by)
-                count = mend(self.using, jump, reading)
+                mend(self.using, jump, reading)
         if by and by != AGREED:
-            events.emit("clock_jumped", seconds=by / SECOND, attempts=count)
+            events.emit("clock_jumped", seconds=by / SECOND)
         return reading, by is None
 
     def _unfollowed(self, last: Reading, reading: Reading) -> int | None:
@@ -317,8 +317,8 @@ class Jump:
         return cls(by, round(width * SECOND), round(gap * SECOND))
 
 
-def mend(using: str, jump: Jump, reading: Reading) -> int:
-    """Mend what was written by the wrong time; the count of attempts. With the frame's row locked.
+def mend(using: str, jump: Jump, reading: Reading) -> None:
+    """Mend what was written by the wrong time. With the frame's row locked.
 
     `reading` is in the right time. The same few statements, however much the ledger counts.
     Releases, ends and holds are right: who writes them asks `check` first, or is a pass
@@ -332,28 +332,27 @@ def mend(using: str, jump: Jump, reading: Reading) -> int:
     )
     last = from_us(reading.at + jump.by + jump.doubt)
 
-    def right(rows: Any, name: str, *others: str) -> int:
+    def right(rows: Any, name: str, *others: str) -> None:
         then = When(**{f"{name}__lte": now - off}, then=F(name) + off)
         fixed = Case(then, default=Value(now), output_field=DateTimeField())
         wrong = rows.filter(**{f"{name}__gt": first, f"{name}__lte": last})
-        return int(wrong.update(**{name: fixed}, **{other: F(other) + off for other in others}))
+        wrong.update(**{name: fixed}, **{other: F(other) + off for other in others})
 
-    count = right(tables.attempts(using).open(), "started_at", "lease_until")
-    count += _bring_to_now(using, now)
+    right(tables.attempts(using).open(), "started_at", "lease_until")
+    _bring_to_now(using, now)
     right(tables.dispensers(using), "seen_at")
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
     if jump.by < 0:
         _bring_back(using, jump, reading)
-    return count
 
 
-def _bring_to_now(using: str, now: datetime) -> int:
+def _bring_to_now(using: str, now: datetime) -> None:
     # Ledger time may be late by what readings erred: charges that end in the future would stay.
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
     rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
     sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
-    return int(rows.update(finished_at=now, sent_at=sent_at))
+    rows.update(finished_at=now, sent_at=sent_at)
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:

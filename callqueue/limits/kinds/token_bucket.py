@@ -75,8 +75,8 @@ class TokenBucket(RateLimit):
         for leave, charges in groupby(usage.aged, key=itemgetter(0)):
             costs = [cost for _, cost in charges]
             taken = sum(costs) if usage.may_owe else min(sum(costs), max(self.burst, *costs))
-            level = min(cap, level + self.n * max(0, leave - at)) - taken * self.period_us
-            at = max(at, leave)
+            level = min(cap, level + self.n * (leave - at)) - taken * self.period_us
+            at = leave
         if until > at:
             level, at = min(cap, level + self.n * (until - at)), until
         return level, at

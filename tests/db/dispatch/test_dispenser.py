@@ -4,7 +4,9 @@ away.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from threading import Event
 from types import SimpleNamespace
@@ -13,9 +15,9 @@ from typing import Any
 import pytest
 
 from callqueue import Concurrency, Rule, SlidingWindow, clocks
-from callqueue.dispatch import chores
+from callqueue.dispatch import chores, publisher
 from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
-from callqueue.dispatch.next_look import NO_ROOM, NextLook
+from callqueue.dispatch.next_look import NO_ROOM, NextLook, RuleGroup
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
@@ -156,8 +158,15 @@ def test_a_loop_that_waits_for_a_broker_an_answer_or_a_maker_rests_between_two_l
     assert group.waits_for_answer
     assert 0 < dispenser.tick() < 2 * ANSWERS
     group.sending = SimpleNamespace(done=Event(), error=None)
-    group.next_look = NextLook(on_ready=True)
+    group.obey(NextLook(), 0.0)
     assert 0 < dispenser.tick() < 2 * SENT
-    group.sending = None
+    due = RuleGroup(("due",), NextLook())
+    others = {(str(number),): replace(group, rules=("r",)) for number in range(publisher.SLOW)}
+    dispenser.groups = {**others, due.rules: due}
+    assert due.is_due(0.0)
+    assert 0 < dispenser.tick() < 2 * SENT
+    dispenser.groups = {due.rules: due}
     dispenser.maker = SimpleNamespace(room=lambda: NO_ROOM, begins=lambda: None)
     assert 0 < dispenser.tick() < 2 * ANSWERS
+    dispenser.maker, due.look_at = None, time.monotonic() + ANSWERS
+    assert dispenser.tick() <= ANSWERS
