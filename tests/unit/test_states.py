@@ -47,7 +47,7 @@ WRITERS = {
     # The end of an attempt: who made its call hands the columns to transitions.
     "finished_at": {"transitions/verbs.py", "execution/recorder.py", "ledger/ledger_time.py"},
     # A release gives a lease, and whoever begins gives the next.
-    "lease_until": {"dispatch/release_pass.py", "execution/claim.py"},
+    "lease_until": {"dispatch/release_pass.py", "execution/claim.py", "transitions/verbs.py"},
     # What an attempt was charged, where it costs something else; tallies forget it once they know.
     "charged": {
         "transitions/verbs.py",
