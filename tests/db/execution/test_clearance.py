@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import shared_task
+from django.core import mail
 from django.db import OperationalError, connection, transaction
 
+import callqueue
 from callqueue import Rule, SlidingWindow, database
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
@@ -161,6 +164,44 @@ def test_what_was_handed_over_in_part_waits_for_nobody(
     wait_until(lambda: not own.under_way, 20)
     assert CallQueue.objects.new().count() == 3
     assert not remote.requests
+
+
+@callqueue.handler("noted")
+def note(params: Any, context: Any) -> None:
+    made.append("noted")
+
+
+@shared_task(name="tests.clearance.note")
+def note_task() -> None:
+    made.append("celery_task")
+
+
+made: list[str] = []
+MAIL = {"to": ["a@b.example"], "subject": "s", "message": "m", "from_email": "c@d.example"}
+METHODS: dict[str, dict[str, Any]] = {
+    "noted": {}, "celery_task": {"name": "tests.clearance.note"}, "send_email": MAIL,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_handler_does_anything_before_its_charge_is_committed(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    made.clear()
+    mail.outbox.clear()
+    stands, wait = threading.Event(), flight.Clearance.wait
+    monkeypatch.setattr(flight.Clearance, "wait", lambda one: stands.set() or wait(one))
+    call = CallQueue.objects.send({"method": method, "params": METHODS[method]}, rule="r")
+    assert call is not None
+    with monkeypatch.context() as undone, pytest.raises(OperationalError):
+        make_pass("first", lambda: stands.wait(20) and fails_to_commit(undone))
+    in_flight.land(seconds=20)
+    assert (made, len(mail.outbox)) == ([], 0)
+    make_pass("second")
+    in_flight.land(seconds=20)
+    call.refresh_from_db()
+    assert call.status == Status.DONE
+    assert len(made) + len(mail.outbox) == 1
 
 
 HOOKS = {
