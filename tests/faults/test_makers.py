@@ -1,0 +1,179 @@
+"""All that can release and make calls, beside each other on one limit: killed, frozen and told to go
+at random.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from callqueue.models import CallAttempt, CallQueue
+from tests.faults.stage import Keeper
+from tests.support.processes import Processes, Running
+from tests.support.recorder import Arrival, Recorder
+from tests.support.verdicts import (
+    never_over,
+    on_a_quiet_machine,
+    until_none_is_left,
+    verdict,
+    wait_until,
+)
+
+Status = CallQueue.Status
+SETTINGS = """
+retry = Retry(max_attempts=60, base=0.05, factor=1.0, jitter=False)
+of_all = dict(queues="QUEUE", total_timeout=2, retry=retry)
+CALLQUEUE = {
+    "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+    "LEASE": {"RELEASE": 1.5, "GRACE": 0.5},
+    "RULES": {
+        "a": Rule(limits=[SlidingWindow("60/2s", name="shared")], **of_all),
+        "b": Rule(limits=[SlidingWindow("60/2s", name="shared")], **of_all),
+        "keyed": Rule(limits=[SlidingWindow("10/2s", per="key")], **of_all),
+        "few": Rule(limits=[Concurrency(4)], **of_all),
+    },
+}
+CELERY_WORKER_LOST_WAIT = 1.0
+CELERY_BEAT_SCHEDULE = {
+    "dispenser": {
+        "task": "callqueue.dispenser", "schedule": 1.0, "options": {"expires": 1.0, "queue": "QUEUE"},
+    },
+}
+"""
+RULES, KEYS, FEW = ("a", "b", "keyed", "few"), 3, 4
+DEEDS = ("kill", "stop", "end", "child")
+FROZEN = (0.3, 1.0, 4.0)  # seconds
+# seconds until all have begun, for which nothing is done to anybody
+BEGINNING = 3.0
+
+
+@pytest.mark.slow
+def test_makers_beside_each_other_at_random(
+    processes: Processes,
+    vendor: Recorder,
+    configure: Callable[[str], None],
+    length: Callable[[Any, Any], Any],
+) -> None:
+    """Two callqueue_run, a dispenser, two workers that release, and beat. The seed makes the
+    choices, the machine the moments.
+    """
+    seed = int(os.environ.get("CALLQUEUE_TEST_SEED", "1"))
+    seconds = float(os.environ.get("CALLQUEUE_TEST_SECONDS", length(20, 60)))
+    dice = random.Random(seed)
+    configure(SETTINGS.replace('"QUEUE"', repr(processes.broker.queue("one"))))
+    calls = Calls(vendor, dice)
+    worker: Callable[[], Running] = lambda: processes.worker("one", wait=False)  # noqa: E731
+    makers = [processes.run, processes.run, processes.dispenser, worker, worker, processes.beat]
+    with Keeper(makers) as keeper:
+        calls.send("a", 30)
+        wait_until(lambda: vendor.count() >= 10, 60)
+        began = time.monotonic()
+        calls.keep_coming(Misfortunes(dice, keeper, began), began + seconds)
+        ended = time.monotonic()
+        unfinished = CallQueue.objects.filter(status__in=(0, 1, 2))
+        until_none_is_left(lambda: Counter(unfinished.values_list("rule", "status")), 240, stuck=60)
+    arrivals = vendor.arrivals()
+    calls.judge(arrivals)
+    own = [one for one in arrivals if began <= one.at < ended]
+    shared = sum(one.query["rule"] in ("a", "b") for one in own) / (30 * (ended - began))
+    keyed = sum(one.query["rule"] == "keyed" for one in own) / (5 * KEYS * (ended - began))
+    print(
+        f"seed {seed}: {keeper.restarts} restarts, {shared:.3f} of the shared limit used, {keyed:.3f} of those of keys"
+    )
+    with on_a_quiet_machine():  # a process that is frozen in a pass keeps the rules for 5 s
+        assert shared >= 0.5
+
+
+class Calls:
+    """Calls that the vendor's record can be told apart by, of each rule as many as it takes."""
+
+    def __init__(self, vendor: Recorder, dice: random.Random) -> None:
+        self.vendor, self.dice = vendor, dice
+        self.numbers: dict[int, int] = {}  # by primary key
+
+    def send(self, rule: str, count: int) -> None:
+        first, data = len(self.numbers), list[dict[str, Any]]()
+        for number in range(first, first + count):
+            key, is_slow = str(number % KEYS), rule == "few" or self.dice.random() < 0.3
+            path = "/delay?s=0.1&" if is_slow else "/ok?"
+            url = self.vendor.url(f"{path}call={number}&rule={rule}&key={key}")
+            made = {"method": self.dice.choice(["post", "put"]), "params": {"url": url}}
+            data.append({"call_data": made, "key": key if rule == "keyed" else ""})
+        sent = CallQueue.objects.send_many(data, rule=rule)
+        self.numbers.update({call.pk: first + n for n, call in enumerate(sent)})
+
+    def keep_coming(self, misfortunes: Misfortunes, until: float) -> None:
+        """A backlog of each rule, and misfortunes, until then."""
+        while time.monotonic() < until:
+            waiting = CallQueue.objects.filter(status__in=(0, 1, 2))
+            backlog = Counter(waiting.values_list("rule", flat=True))
+            for rule in RULES:
+                if backlog[rule] < 200:
+                    self.send(rule, 100)
+            misfortunes.come_by()
+            time.sleep(0.05)
+        misfortunes.thaw(for_ever=True)
+
+    @verdict()
+    def judge(self, arrivals: Sequence[Arrival]) -> None:
+        """Never over, nothing lost, nothing twice; UNKNOWN is what may have arrived."""
+        assert not CallAttempt.objects.open().exists()
+        of_rule = {rule: [one for one in arrivals if one.query["rule"] == rule] for rule in RULES}
+        never_over([one.at for one in (*of_rule["a"], *of_rule["b"])], 60, 2.0, "the shared limit")
+        for key in map(str, range(KEYS)):
+            own = [one.at for one in of_rule["keyed"] if one.query["key"] == key]
+            never_over(own, 10, 2.0, f"the limit of key {key}")
+        steps = [(one.at, 1) for one in of_rule["few"]]
+        steps += [(one.answered_at, -1) for one in of_rule["few"] if one.answered_at is not None]
+        assert max(accumulate(by for _, by in sorted(steps))) <= FEW, "too many at once"
+        count = Counter(int(one.query["call"]) for one in arrivals)
+        for pk, status, data in CallQueue.objects.values_list("pk", "status", "call_data"):
+            times, is_post = count[self.numbers[pk]], data["method"] == "post"
+            story = f"call {pk}, a {data['method']}, arrived {times} times, and is {Status(status).name}"
+            assert times <= 1 or not is_post, story
+            assert times or status == Status.UNKNOWN, story
+            assert status == Status.DONE or (is_post and status == Status.UNKNOWN), story
+
+
+class Misfortunes:
+    """What is done to processes, every few seconds."""
+
+    def __init__(self, dice: random.Random, keeper: Keeper, began: float) -> None:
+        self.dice, self.keeper = dice, keeper
+        self.next_at = began + BEGINNING
+        self.frozen: list[tuple[float, int]] = []  # until when, whose group
+
+    def come_by(self) -> None:
+        self.thaw()
+        if time.monotonic() < self.next_at:
+            return
+        self.next_at = time.monotonic() + self.dice.uniform(0.5, 4.0)
+        running, deed = self.dice.choice(self.keeper.running), self.dice.choice(DEEDS)
+        with suppress(ProcessLookupError):
+            if deed == "kill":
+                os.killpg(running.pid, signal.SIGKILL)
+            elif deed == "stop":
+                os.killpg(running.pid, signal.SIGSTOP)
+                self.frozen.append((time.monotonic() + self.dice.choice(FROZEN), running.pid))
+            elif deed == "end":
+                running.process.terminate()
+            elif children := running.children():
+                os.kill(self.dice.choice(children), signal.SIGKILL)
+
+    def thaw(self, *, for_ever: bool = False) -> None:
+        """Those whose time is over; or all."""
+        now = time.monotonic()
+        for until, pid in list(self.frozen):
+            if for_ever or until <= now:
+                self.frozen.remove((until, pid))
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGCONT)
