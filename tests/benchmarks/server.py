@@ -126,7 +126,7 @@ async def serve() -> None:
     it.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    with listening(0) as listener:
+    with listening() as listener:
         loop.add_reader(listener, lambda: _Requests(loop, listener))
         print(listener.getsockname()[1], flush=True)
         loop.add_reader(sys.stdin.fileno(), ended.set)

@@ -4,13 +4,12 @@ misbehaves on demand.
 In: requests, whose path chooses the behaviour (BEHAVIOURS). Out: the record, as JSON lines at
 `/_record`; instants are of the machine's monotonic clock, so they compare between processes. A
 request's is that at which its last byte reached the machine, as the kernel stamped it: on a busy
-machine this process may come to read it much later. `python -m tests.support.recorder --port 0`
-prints its port. It never decides whether a test passes.
+machine this process may come to read it much later. `python -m tests.support.recorder`
+prints its port, and ends with its standard input. It never decides whether a test passes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import bisect
 import json
@@ -22,17 +21,16 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 KEPT_BODY_BYTES = 4096
-LARGEST_REQUEST = 16 * 1024 * 1024
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # What a test does with it.
@@ -71,13 +69,11 @@ class Recorder:
     this process.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        self.port = port
-        self._process: subprocess.Popen[str] | None = None
+    port = 0
+    _process: subprocess.Popen[str] | None = None
 
     def start(self) -> Recorder:
-        place = ["--port", str(self.port), "--until-stdin-closes"]
-        command = [sys.executable, "-m", "tests.support.recorder", *place]
+        command = [sys.executable, "-m", "tests.support.recorder"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True
@@ -99,15 +95,11 @@ class Recorder:
     def url(self, path: str = "/ok", **query: Any) -> str:
         return f"http://127.0.0.1:{self.port}{path}" + (f"?{urlencode(query)}" if query else "")
 
-    def arrivals(self, path: str | None = None) -> list[Arrival]:
-        """In order of arrival; only those whose path begins with `path`, if given."""
-        lines = self._ask("GET", "/_record").splitlines()
-        arrivals = [Arrival(**json.loads(line)) for line in lines]
-        return [arrival for arrival in arrivals if path is None or arrival.path.startswith(path)]
+    def arrivals(self) -> list[Arrival]:
+        """In order of arrival."""
+        return [Arrival(**json.loads(line)) for line in self._ask("GET", "/_record").splitlines()]
 
-    def count(self, path: str | None = None) -> int:
-        if path is not None:
-            return len(self.arrivals(path))
+    def count(self) -> int:
         return int(json.loads(self._ask("GET", "/_count"))["count"])
 
     def wait_for(self, count: int, timeout: float = 30.0) -> list[Arrival]:
@@ -124,9 +116,9 @@ class Recorder:
         """Forget the record and the counts of failures."""
         self._ask("POST", "/_clear")
 
-    def release(self, name: str = "") -> int:
-        """Answer what `/hold/<name>` keeps; all of it, without a name. Returns how many."""
-        return int(json.loads(self._ask("POST", f"/_control/release/{quote(name)}"))["released"])
+    def release(self) -> int:
+        """Answer what `/hold` keeps. Returns how many."""
+        return int(json.loads(self._ask("POST", "/_release"))["released"])
 
     def _ask(self, method: str, target: str, timeout: float = 30.0) -> str:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{target}", method=method)
@@ -220,7 +212,7 @@ class Memory:
 
     entries: list[Entry] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-    held: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    held: list[Callable[[], None]] = field(default_factory=list)
     waiting: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
 
     def record(self, entry: Entry) -> None:
@@ -233,9 +225,8 @@ class Memory:
         self.entries.clear()
         self.failures.clear()
 
-    def release(self, name: str) -> int:
-        released = [answer for held, answer in self.held if name in ("", held)]
-        self.held = [(held, answer) for held, answer in self.held if name not in ("", held)]
+    def release(self) -> int:
+        released, self.held = self.held, []
         for answer in released:
             answer()
         return len(released)
@@ -324,9 +315,6 @@ class Connection(asyncio.Protocol):
 
     def receive(self, head: bytes, body: bytes) -> None:
         now = self.socket.arrived_at or time.monotonic()
-        if head.startswith(b"!"):
-            self.answer(400, {"error": head.decode()}, close=True)
-            return
         method, target = head.split(b" ", 2)[:2]
         self.method = method.decode("latin-1")
         path, _, query = target.decode("latin-1").partition("?")
@@ -340,28 +328,16 @@ class Connection(asyncio.Protocol):
         behaviour = BEHAVIOURS.get(name, not_found)
         behaviour(self, rest, dict(parse_qsl(query)) if query else {})
 
-    def answer(
-        self,
-        status: int,
-        document: Any = None,
-        headers: Sequence[tuple[str, str]] = (),
-        *,
-        close: bool = False,
-    ) -> None:
+    def answer(self, status: int, document: Any = None) -> None:
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
-        self.transport.write(response_head(status, len(content), headers, close=close))
+        self.transport.write(response_head(status, len(content)))
         if self.method != "HEAD":
             self.transport.write(content)
-        self.answered(status, close=close)
-
-    def answered(self, status: int, *, close: bool = False) -> None:
         if self.entry is not None:
             self.entry.status = status
             self.entry.answered_at = time.monotonic()
         self.busy = False
-        if close:
-            self.transport.close()
-        elif self.buffer:
+        if self.buffer:
             asyncio.get_running_loop().call_soon(self.read_requests)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
@@ -370,14 +346,6 @@ class Connection(asyncio.Protocol):
             seconds, lambda: None if self.transport.is_closing() else action()
         )
 
-    def reset(self) -> None:
-        """Close with RST rather than FIN."""
-        linger = struct.pack("ii", 1, 0)
-        self.transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, linger
-        )
-        self.transport.abort()
-
 
 def take_request(buffer: bytearray) -> tuple[bytes, bytes] | None:
     """The head and body of the first whole request, taken out of the buffer; None until it is
@@ -385,13 +353,9 @@ def take_request(buffer: bytearray) -> tuple[bytes, bytes] | None:
     """
     end = buffer.find(b"\r\n\r\n")
     if end < 0:
-        return (b"!head too long", b"") if len(buffer) > LARGEST_REQUEST else None
+        return None
     head = bytes(buffer[:end])
-    lowered = head.lower()
-    length = content_length(lowered)
-    if length < 0:
-        buffer.clear()
-        return b"!bad content-length", b""
+    length = content_length(head.lower())
     if len(buffer) < end + 4 + length:
         return None
     body = bytes(buffer[end + 4 : end + 4 + length])
@@ -403,27 +367,15 @@ def content_length(lowered: bytes) -> int:
     start = lowered.find(b"\r\ncontent-length:")
     if start < 0:
         return 0
-    value = lowered[start + 17 :].split(b"\r\n", 1)[0].strip()
-    return int(value) if value.isdigit() and int(value) <= LARGEST_REQUEST else -1
+    return int(lowered[start + 17 :].split(b"\r\n", 1)[0])
 
 
-def response_head(
-    status: int, length: int, headers: Sequence[tuple[str, str]], *, close: bool = False
-) -> bytes:
-    if status == 200 and not headers and not close:
-        return (
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            % length
-        )
+def response_head(status: int, length: int) -> bytes:
     reason = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Unknown"
-    lines = [
-        f"HTTP/1.1 {status} {reason}",
-        "Content-Type: application/json",
-        f"Content-Length: {length}",
-    ]
-    lines += [f"{name}: {value}" for name, value in headers]
-    lines += ["Connection: close"] if close else []
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    return (
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
 
 
 # The server: the behaviours. Each gets the rest of the path and the query.
@@ -436,32 +388,20 @@ def ok(connection: Connection, rest: str, query: Query) -> None:
     connection.answer(200, {"ok": True})
 
 
-def echo(connection: Connection, rest: str, query: Query) -> None:
-    """/echo: 200, and the request as it came."""
-    assert connection.entry is not None
-    method, target, headers = parse_head(connection.entry.head)
-    body = connection.entry.body.decode("utf-8", "replace")
-    connection.answer(200, {"method": method, "target": target, "headers": headers, "body": body})
-
-
 def status(connection: Connection, rest: str, query: Query) -> None:
-    """/status/<code>?after=2: that status, with Retry-After if asked."""
-    if not (rest.isdigit() and 200 <= int(rest) <= 999):
-        not_found(connection, rest, query)
-        return
-    headers = [("Retry-After", query["after"])] if "after" in query else []
-    connection.answer(int(rest), {"status": int(rest)}, headers)
+    """/status/<code>: that status."""
+    connection.answer(int(rest), {"status": int(rest)})
 
 
 def fail(connection: Connection, rest: str, query: Query) -> None:
-    """/fail/<n>/<id>?status=500: that status n times, then 200."""
+    """/fail/<n>/<id>: 500 n times, then 200."""
     times, _, name = rest.partition("/")
     failures = connection.memory.failures
     if failures[name] >= int(times):
         connection.answer(200, {"ok": True, "after": failures[name]})
         return
     failures[name] += 1
-    connection.answer(int(query.get("status", "500")), {"failure": failures[name]})
+    connection.answer(500, {"failure": failures[name]})
 
 
 def hang(connection: Connection, rest: str, query: Query) -> None:
@@ -475,26 +415,14 @@ def delay(connection: Connection, rest: str, query: Query) -> None:
     connection.later(seconds, lambda: connection.answer(200, {"ok": True, "after": seconds}))
 
 
-def reset(connection: Connection, rest: str, query: Query) -> None:
-    """/reset: the connection is reset, no answer."""
-    connection.reset()
-
-
-def truncate(connection: Connection, rest: str, query: Query) -> None:
-    """/truncate?status=200: promises 1000 bytes, sends 10 and closes."""
-    connection.transport.write(response_head(int(query.get("status", "200")), 1000, []))
-    connection.transport.write(b"0123456789")
-    connection.answered(int(query.get("status", "200")), close=True)
-
-
 def hold(connection: Connection, rest: str, query: Query) -> None:
-    """/hold/<name>: no answer until POST /_control/release/<name>, then 200."""
+    """/hold: no answer until POST /_release, then 200."""
 
     def answer() -> None:
         if not connection.transport.is_closing():
-            connection.answer(200, {"ok": True, "held": rest})
+            connection.answer(200, {"ok": True, "held": True})
 
-    connection.memory.held.append((rest, answer))
+    connection.memory.held.append(answer)
 
 
 def not_found(connection: Connection, rest: str, query: Query) -> None:
@@ -502,7 +430,7 @@ def not_found(connection: Connection, rest: str, query: Query) -> None:
 
 
 BEHAVIOURS: dict[str, Callable[[Connection, str, Query], None]] = {
-    one.__name__: one for one in (ok, echo, status, fail, hang, delay, reset, truncate, hold)
+    one.__name__: one for one in (ok, status, fail, hang, delay, hold)
 }
 
 
@@ -520,10 +448,8 @@ def control(connection: Connection, path: str, query: Query) -> None:
     elif path == "/_clear" and connection.method == "POST":
         memory.clear()
         connection.answer(200, {})
-    elif path.startswith("/_control/release") and connection.method == "POST":
-        connection.answer(
-            200, {"released": memory.release(path.removeprefix("/_control/release").strip("/"))}
-        )
+    elif path == "/_release" and connection.method == "POST":
+        connection.answer(200, {"released": memory.release()})
     else:
         connection.answer(404, {"error": "no such control"})
 
@@ -541,44 +467,31 @@ async def wait(connection: Connection, count: int, timeout: float) -> None:
 # The server: the process.
 
 
-async def serve(port: int, *, until_stdin_closes: bool) -> None:
+async def serve() -> None:
     memory = Memory()
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    server = listening(port)
+    server = listening()
     accepting = loop.create_task(accept_for_ever(server, memory))
     print(server.getsockname()[1], flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    if until_stdin_closes:
-        loop.add_reader(
-            sys.stdin.fileno(), lambda: None if sys.stdin.buffer.raw.read(1) else ended.set()
-        )  # type: ignore[attr-defined]
+    loop.add_reader(
+        sys.stdin.fileno(), lambda: None if sys.stdin.buffer.raw.read(1) else ended.set()
+    )  # type: ignore[attr-defined]
     await ended.wait()
     accepting.cancel()
     server.close()
 
 
-def listening(port: int) -> socket.socket:
+def listening() -> socket.socket:
     """The server's socket; what it accepts is stamped, on Linux."""
-    server = socket.create_server(("127.0.0.1", port), backlog=1024)
+    server = socket.create_server(("127.0.0.1", 0), backlog=1024)
     server.setblocking(False)
     if sys.platform == "linux":
         server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     return server
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A recording HTTP server for tests.")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument(
-        "--until-stdin-closes",
-        action="store_true",
-        help="end when the process that started it does",
-    )
-    options = parser.parse_args()
-    asyncio.run(serve(options.port, until_stdin_closes=options.until_stdin_closes))
-
-
 if __name__ == "__main__":
-    main()
+    asyncio.run(serve())
