@@ -35,13 +35,20 @@ _BY_REASON = {
         "sending/importer.py send_file: transaction.set_rollback(True, using=using) done.sent = 0 -> done.sent = 0 transaction.set_rollback(True, using=using)",
         "ledger/tallies.py Tallies.__init__: self.is_anew, self._has_advanced = believed is None, False self.kept = believed or Kept(self.print, self.horizon(), now) -> self.kept = believed or Kept(self.print, self.horizon(), now) self.is_anew, self._has_advanced = (believed is None, False)",
         "dispatch/release_pass.py _counted: account.read(has_corrections=any(row.is_corrected for row in locked.rows.values())) held = holds.in_force(locked.using, locked.group, from_us(locked.now)) -> held = holds.in_force(locked.using, locked.group, from_us(locked.now)) account.read(has_corrections=any((row.is_corrected for row in locked.rows.values())))",
+        "dispatch/next_look.py RuleGroup.notice: self.next_look = replace(look, open_attempts=open_attempts, untold_attempts=untold) self.look_at = 0.0 -> self.look_at = 0.0 self.next_look = replace(look, open_attempts=open_attempts, untold_attempts=untold)",
+        "dispatch/dispenser.py Dispenser.__init__: self.outbox = Outbox(using, publish, self._broker_refused) self.settings = settings -> self.settings = settings self.outbox = Outbox(using, publish, self._broker_refused)",
+        "dispatch/dispenser.py Dispenser._release: begins = None if self.maker is None else self.maker.begins() room = ROOMY if self.maker is None else self._room(self.maker) -> room = ROOMY if self.maker is None else self._room(self.maker) begins = None if self.maker is None else self.maker.begins()",
+        'ledger/ready_calls.py gather: source, params = database.distinct_pairs( using, TABLE, pairs, READY, [rule], after=after, count=TAKEN ) known = " OR ".join( f"EXISTS (SELECT 1 FROM {tables.name(using, model)} t " f"WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)" for model in ("KeyTurn", "KeyNews") ) -> known = \' OR \'.join((f\'EXISTS (SELECT 1 FROM {tables.name(using, model)} t WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)\' for model in (\'KeyTurn\', \'KeyNews\'))) source, params = database.distinct_pairs(using, TABLE, pairs, READY, [rule], after=after, count=TAKEN)',
+        "dispatch/release_pass.py remember: passes = {name: row.passes + (name in changed) for name, row in rows.items()} memos = {name: {**rows[name].memo, \"group\": group} for name in changed} -> memos = {name: {**rows[name].memo, 'group': group} for name in changed} passes = {name: row.passes + (name in changed) for name, row in rows.items()}",
     ],
     "Where the two are equal, both ways give the same.": [
         "ledger/tally_rows.py _left_sql: one.ahead > one.end -> (one.ahead >= one.end)",
         "transitions/verbs.py astray: timedelta(0) <= by <= TOLERANCE -> (timedelta(0) < by <= TOLERANCE)",
+        "limits/kinds/token_bucket.py TokenBucket.level_at: until > at -> (until >= at)",
     ],
     "A monotonic clock shows more than a second.": [
         "dispatch/next_look.py RuleGroup.wake: 0.0 -> 1.0",
+        "dispatch/dispenser.py Dispenser.__init__: 0.0 -> 1.0",
     ],
     "What is read besides is passed over.": [
         "ledger/ready_calls.py take_news: _turns(using).filter(rule__in=rules, key__in={key for _, _, key in named}) -> _turns(using).filter(key__in={key for _, _, key in named})",
@@ -69,6 +76,12 @@ _BY_REASON = {
     ],
     "What is woken besides is looked at, and waits again.": [
         "ledger/ready_calls.py wake_key: _turns(using).filter(rule=rule, priority=priority, key=key) -> _turns(using).filter(rule=rule, key=key)",
+    ],
+    "The two are as long as each other.": [
+        "ledger/account.py Account._read_open: True -> False",
+    ],
+    "Who makes the row has it locked.": [
+        "ledger/ledger_time.py Watch._follow: make_frame(self.using) list(database.locked(tables.ledger_state(self.using), wait=True)) -> list(database.locked(tables.ledger_state(self.using), wait=True)) make_frame(self.using)",
     ],
 }
 EQUIVALENT: dict[str, str] = {text: why for why, texts in _BY_REASON.items() for text in texts}

@@ -170,3 +170,21 @@ def test_a_loop_that_waits_for_a_broker_an_answer_or_a_maker_rests_between_two_l
     assert 0 < dispenser.tick() < 2 * ANSWERS
     dispenser.maker, due.look_at = None, time.monotonic() + ANSWERS
     assert dispenser.tick() <= ANSWERS
+
+
+def test_a_chore_that_has_no_thread_says_so_and_has_its_turn_later(
+    db: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(chores, "Errand", refuse)
+    rounds = chores.Chores("default", lambda: None)
+    rounds.is_loop = True
+    with caplog.at_level("ERROR", logger="callqueue"):
+        rounds.maintain()
+    now, aside = time.monotonic(), [one for one in rounds.table if one.aside]
+    assert all(0 < one.due_at - now <= chores.AGAIN for one in aside)
+    assert all(one.due_at - now > chores.GATHER for one in aside)
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert all(f"chore={one.name} " in said for one in aside)

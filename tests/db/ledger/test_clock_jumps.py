@@ -306,6 +306,24 @@ def test_a_reading_that_a_worker_takes_is_as_narrow_as_others_but_where_the_cloc
     assert ledger_time.now("default") - before < timedelta(seconds=3)
 
 
+def test_what_ended_a_little_later_than_it_is_has_ended_now_and_was_sent_when_it_was(
+    two_clocks: Clocks,
+) -> None:
+    early, late = (timedelta(seconds=seconds) for seconds in (-1, 0.005))
+    released(two_clocks)
+    answer_all(two_clocks)
+    first, second = CallAttempt.objects.order_by("pk")[:2]
+    sent_at, ended = two_clocks.ledger + early, {"finished_at": two_clocks.ledger + late}
+    CallAttempt.objects.filter(pk=first.pk).update(sent_at=sent_at, **ended)
+    CallAttempt.objects.filter(pk=second.pk).update(sent_at=two_clocks.ledger + late, **ended)
+    two_clocks.jump(60)
+    ledger_time.watch("default").look()
+    first.refresh_from_db()
+    second.refresh_from_db()
+    assert (first.sent_at, first.finished_at) == (sent_at, second.finished_at)
+    assert second.sent_at == second.finished_at <= two_clocks.ledger
+
+
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """By how much the ledger was moved, each time."""

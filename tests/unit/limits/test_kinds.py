@@ -368,3 +368,25 @@ def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
 )
 def test_what_passes_a_second_is_the_rate(limit: Limit, rate: float | None) -> None:
     assert limit.per_second == rate
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        (SlidingWindow("10/2s", jitter=0.5), 2.5),
+        (FixedWindow("90/m", jitter=2), 2),
+        (TokenBucket("1/4s", burst=9), 32),
+    ],
+    ids=repr,
+)
+def test_nothing_is_lost_while_the_ledger_need_not_know(limit: Limit, seconds: float) -> None:
+    assert limit.patience_us == seconds * SECOND
+
+
+def test_what_counts_in_the_longest_day_with_a_jitter_at_both_ends_is_within_the_window() -> None:
+    limit = FixedWindow("9/d", timezone="Antarctica/Troll", jitter=60)
+    noon = int(datetime(2026, 10, 25, 12, tzinfo=ZoneInfo("UTC")).timestamp()) * SECOND
+    begin, end = limit.window(noon)
+    assert end - begin == 26 * 3600 * SECOND
+    last = end + limit.jitter_us - 1
+    assert limit.horizon(last) == begin - limit.jitter_us >= last - limit.window_us
