@@ -51,7 +51,6 @@ class Dialect:
     silent: str = ""
 
     def place(self, name: str) -> str:
-        """The parameter of `number` for a name."""
         return name if self.name == "postgresql" else "$." + json.dumps(name, ensure_ascii=False)
 
 
@@ -111,12 +110,10 @@ def dialect(using: str) -> Dialect:
 
 
 def is_postgresql(using: str) -> bool:
-    """Whether the database is PostgreSQL."""
     return str(connections[using].vendor) == "postgresql"
 
 
 def is_mysql(using: str) -> bool:
-    """Whether the database is MariaDB or MySQL."""
     return str(connections[using].vendor) == "mysql"
 
 
@@ -129,7 +126,6 @@ def is_sqlite(using: str) -> bool:
 
 
 def rows(using: str, sql: str, params: Sequence[Any] = ()) -> list[Any]:
-    """Run a statement; all rows that it returns."""
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
         found: list[Any] = cursor.fetchall()
@@ -189,7 +185,6 @@ class Columns:
         )
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[list[Any]]:
-        """All rows of a statement that selects these columns first."""
         connection = connections[self.using]
         found = [list(row) for row in rows(self.using, sql, params)]
         for row in found:
@@ -219,12 +214,10 @@ def loaded(value: Any) -> Any:
 
 @cache
 def quoted(using: str, name: str) -> str:
-    """A table's or column's name, quoted."""
     return str(connections[using].ops.quote_name(name))
 
 
 def places(values: Sequence[Any]) -> str:
-    """The placeholders of a list of values: "%s, %s"."""
     return ", ".join(["%s"] * len(values))
 
 
@@ -276,12 +269,10 @@ def free_ids(using: str, table: str, ids: str) -> str:
 
 
 def in_transaction(using: str) -> bool:
-    """Whether this thread is inside a transaction on the database."""
     return bool(connections[using].in_atomic_block)
 
 
 def in_any_transaction() -> bool:
-    """Whether this thread is inside a transaction on any database."""
     return any(one.in_atomic_block for one in connections.all(initialized_only=True))
 
 

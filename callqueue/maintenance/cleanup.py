@@ -77,7 +77,6 @@ def overdue_for(using: str) -> timedelta:
 
 
 def _count(using: str, older_than: timedelta | None) -> Cleaned:
-    """What a cleanup would delete."""
     calls = _count_calls(using, older_than)
     return Cleaned(
         calls=calls,
