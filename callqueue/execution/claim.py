@@ -1,12 +1,9 @@
-"""Begin: takes released attempts for this worker, and reads what is needed to make their calls.
-
-In: the ids of released attempts. Out: jobs, and why one cannot be made any more: it is too late, or
-its rule, its data or what makes it is gone.
+"""Begin: takes released attempts for this worker, and reads what is needed to make their calls; of
+one that cannot be made any more, why.
 
 An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or
 deleted is left out; so is one that somebody has locked, rather than to let the others wait. One
-statement reads, another takes what was read. The first brings the database's clock along, which the
-worker's own monotonic time is then mapped onto.
+statement reads, and brings the database's clock along; another takes what was read.
 """
 
 from __future__ import annotations
@@ -267,6 +264,5 @@ def reason_of_hooks(job: Job) -> str | None:
 
 @lru_cache
 def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
-    """A callable, or what a dotted path names."""
     found: Callable[..., Any] = import_string(path) if isinstance(path, str) else path
     return found

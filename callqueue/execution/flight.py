@@ -1,15 +1,11 @@
 """The flight: the thread of a process that begins, looks after and records its HTTP calls, however
-many messages they came in; and the threads that make them.
-
-In: messages that board, and jobs that are begun already. Out: the ends of their calls, in the
-database. It alone uses the database for them, so a process has one connection for its calls,
-whatever its pool. Never has more calls under way than it may.
+many messages they came in; and the threads that make them. It alone uses the database for them, so
+a process has one connection for its calls, whatever its pool.
 
 Calls run side by side, in as few threads as keep them moving. A thread costs more than a fast call,
 so one does call after call; another joins when nothing has ended for a few milliseconds, and where
-calls are known to be slow all have a thread from the start. What has ended is handed over soon: the
-limits wait for it. A thread without a job is kept for a moment; a connection to a database that a
-hook opened in it is not.
+calls are known to be slow all have a thread from the start. A thread without a job is kept for a
+moment; a connection to a database that a hook opened in it is not.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ STALL = 0.003  # seconds without an end after which another thread joins
 # seconds without an end after which what has ended is handed over, when all jobs are begun
 QUIET = 0.004
 HEARD = 0.001  # seconds for which who gives a clearance waits until the first job goes
-AGE = 0.012  # seconds after which what has ended is handed over in any case
+AGE = 0.012  # seconds after which what has ended is handed over in any case: limits wait for it
 # seconds after which it is while jobs are still to begin: fast calls are best recorded together
 PENDING_AGE = 0.05
 LINGER = 1.0  # seconds for which a thread without a job is kept
@@ -174,7 +170,6 @@ class Flight:
             now, latest = clocks.monotonic(), max([latest, *leases])
 
     def _leave(self, message: Message, seconds: float | None) -> None:
-        """Begin no more of it."""
         message.is_left = True
         self.inbox.put(None)
         message.settled.wait(seconds)
@@ -418,7 +413,6 @@ class Crew:
             events.emit("threads_exhausted", waiting=len(self.pending), error=str(error))
 
     def _work(self) -> None:
-        """What a thread does: jobs, until there are none for a while."""
         wake = queue.SimpleQueue[None]()
         while True:
             self._drain()
