@@ -22,11 +22,10 @@ _BY_REASON = {
         "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [columns_of_call(result, locked.wall) for result in results] -> rows = [columns_of_call(result, locked.wall) for result in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
         "ledger/tallies.py _correct: charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit) correct = one.settle_ended if by.settled else one.correct -> correct = one.settle_ended if by.settled else one.correct charged, cost = (cost_of(by.charged, unit), cost_of(by.cost, unit))",
         "ledger/settings.py Party._silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",
-        "sending/call_data.py check_task_params: refuse_unknown(params, TASK_PARAMS) name = params.get(\"name\") -> name = params.get('name') refuse_unknown(params, TASK_PARAMS)",
         "dispatch/dispenser.py Dispenser._pause: now = time.monotonic() wakes = [self._poll_at, self.chores.next_round_at] -> wakes = [self._poll_at, self.chores.next_round_at] now = time.monotonic()",
     ],
     "Neither of the two has to do with the other.": [
-        "execution/flight.py Flight._turn: self.told = time.monotonic() ended = {job.attempt.id for job, _ in list(self.crew.ended)} -> ended = {job.attempt.id for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
+        "execution/flight.py Flight._turn: self.told = time.monotonic() ended = {id(job) for job, _ in list(self.crew.ended)} -> ended = {id(job) for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
         "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_be_given_back(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))",
         "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.moved = time.monotonic() -> message.moved = time.monotonic() message.count += len(begun)",
         "execution/flight.py Flight._settle: self.boarding.remove(message) message.settled.set() -> message.settled.set() self.boarding.remove(message)",
