@@ -96,17 +96,6 @@ def test_counters_only_grow_over_hours_restarts_and_silence(
         assert ask.metrics("callqueue_attempts_total", "succeeded", "r") == made
 
 
-def test_the_histograms_count_what_the_counters_count(
-    rules: Rules, remote: Vendor, ask: Ask
-) -> None:
-    rules(r=Rule())
-    with travel() as clock:
-        make(ask, clock, "r", 5)
-        assert ask.metrics("callqueue_attempts_total", "succeeded", "r") == 5
-        for name in ("wait", "answer"):
-            assert ask.metrics(f"callqueue_{name}_seconds_count", "r") == 5
-
-
 def test_the_highest_use_is_proved_by_the_audit_and_shown_by_the_page(
     rules: Rules, remote: Vendor, ask: Ask
 ) -> None:

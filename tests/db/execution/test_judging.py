@@ -163,21 +163,6 @@ def test_a_rule_may_judge_answers_itself(
     assert Hold.objects.count() == (say == "held")
 
 
-def test_settle_corrects_the_charge(rules: Rules, remote: Vendor) -> None:
-    rules(
-        r=Rule(
-            limits=[SlidingWindow("1000/m", unit="tokens")],
-            settle=lambda answer: {"tokens": answer.json()["used"]},
-        )
-    )
-    remote.answers["/"] = (200, {}, {"used": 100})
-    for _ in range(2):
-        send("r", cost={"tokens": 900})
-    assert run() == 1
-    assert CallAttempt.objects.get().cost == {"tokens": 100}
-    assert run() == 1
-
-
 def test_truncated_and_broken_bodies_are_told_with_the_attempt(
     rules: Rules, remote: Vendor
 ) -> None:

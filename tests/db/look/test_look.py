@@ -101,20 +101,6 @@ def test_looking_changes_nothing(rules: Rules) -> None:
     assert (list(CallQueue.objects.values()), list(CallAttempt.objects.values())) == before
 
 
-def test_what_has_left_a_long_window_is_not_shown_as_used(rules: Rules, remote: Vendor) -> None:
-    """Though nothing was released since, and much is free."""
-    rules(pay=Rule(limits=[SlidingWindow("5000/h")]))
-    for _ in range(5):
-        send("pay")
-    assert run() == 5
-    with travel(minutes=50):
-        send("pay")
-        run_callqueue()
-    with travel(minutes=61):
-        (shown,) = of("pay").limits
-        assert (shown.used, shown.free) == (1, 4999)
-
-
 def test_the_fullest_key_is_found_behind_those_that_have_left(
     rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ from django.utils import timezone
 from callqueue import Retry, Rule, SlidingWindow, broker, control, database, handlers
 from callqueue.models import CallQueue
 from callqueue.testing import (
-    Clock,
     FakeTransport,
     answer,
     calls_sent,
@@ -186,34 +185,6 @@ def _discovered_by_workers(name: str, is_eager: bool) -> Iterator[None]:
     finally:
         current_app.conf.task_always_eager = False
         import_modules.disconnect(discover)
-
-
-def test_later_a_limit_has_room_again(rules: Rules, callqueue_transport: FakeTransport) -> None:
-    rules(default=Rule(limits=[SlidingWindow("2/h")]))
-    callqueue_transport.default = 200
-    for _ in range(5):
-        send()
-    assert run_callqueue() == 2
-    with travel(minutes=30):
-        assert run_callqueue() == 0
-    with travel(hours=1, seconds=1) as clock:
-        assert run_callqueue() == 2
-        clock.forward(hours=1, seconds=1)
-        assert run_callqueue() == 1
-
-
-def test_a_call_that_is_due_later_goes_later(
-    rules: Rules, callqueue_transport: FakeTransport, callqueue_clock: Clock
-) -> None:
-    rules(default=Rule())
-    callqueue_transport.default = 200
-    call = send(not_before=timezone.now() + timedelta(days=2))
-    assert run_callqueue() == 0
-    callqueue_clock.forward(days=1)
-    assert run_callqueue() == 0
-    callqueue_clock.forward(days=1)
-    assert run_callqueue() == 1
-    assert status_of(call) == Status.DONE
 
 
 def test_rows_and_timezone_now_are_of_the_clocks_time(rules: Rules) -> None:
