@@ -15,9 +15,10 @@ from django.db import DatabaseError, connection
 from callqueue import Rule, SlidingWindow, database
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.release_pass import release
-from callqueue.ledger import settings
+from callqueue.ledger import rule_rows, settings
 from callqueue.models import CallAttempt, CallQueue, RuleState
 from tests.support.dispensers import Process
+from tests.support.locking import together, until_one_waits_for_a_lock
 
 URL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 LOOSE, STRICT = Rule(limits=[SlidingWindow("40/s")]), Rule(limits=[SlidingWindow("2/s")])
@@ -70,6 +71,26 @@ def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> No
         finally:
             thaw.set()
     assert strict.goes() == {"a": 2}
+
+
+def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any) -> None:
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time")
+    rules(a=LOOSE)
+    made = threading.Event()
+
+    def first() -> None:
+        with database.writing("default"):
+            rule_rows.ensure("default", ["a"])
+            made.set()
+            until_one_waits_for_a_lock()
+
+    def second() -> None:
+        assert made.wait(60)
+        rule_rows.ensure("default", ["a"])
+
+    together(first, second)
+    assert RuleState.objects.filter(rule="a").count() == 1
 
 
 def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_for(

@@ -103,6 +103,15 @@ def test_workers_that_keep_up_have_all_they_can_begin(rules: Rules) -> None:
     assert CallQueue.objects.done().count() == 600
 
 
+def test_what_was_begun_more_than_a_quarter_of_the_lease_ago_shows_nothing(rules: Rules) -> None:
+    rules(SHORT, r=Rule())
+    CallQueue.objects.send_many([CALL] * 100, rule="r")
+    recorder.write("default", [answered(job) for job in claim.begin("default", passes("r"))])
+    then = ledger_time.now("default") - timedelta(seconds=0.7)
+    CallAttempt.objects.update(**dict.fromkeys(("started_at", "sent_at", "finished_at"), then))
+    assert len(passes("r")) == LEAST
+
+
 def test_a_pass_that_is_held_up_looks_again_soon(rules: Rules) -> None:
     rules(SHORT, r=Rule())
     CallQueue.objects.send_many([CALL] * 600, rule="r")

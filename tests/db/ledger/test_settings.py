@@ -171,6 +171,18 @@ def test_a_process_whose_database_was_away_calls_nobody_silent(
     assert loose.goes() == {}
 
 
+def test_who_was_heard_is_not_called_silent_after_all_were_suspended(waiting: Any) -> None:
+    """Which the database's clock counts, and those do not by which processes are watched."""
+    waiting(r=100)
+    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
+    strict.joins(), loose.joins()
+    now, digest = ledger_time.now("default"), strict.membership.party.digest
+    loose.membership.party._silent(now)
+    strict.membership.heartbeat()
+    loose.membership.party._silent(now)
+    assert digest not in loose.membership.party._silent(now + timedelta(hours=1))
+
+
 def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
     waiting(r=100)
     first, second = (

@@ -201,6 +201,22 @@ def test_attempts_are_wanted_for_little_longer_than_their_window() -> None:
         assert limit.window_us < counted <= longest * limit.window_us
 
 
+def test_of_keys_that_are_not_known_the_fullest_are_loaded(rules: Rules) -> None:
+    limit = SlidingWindow("5/h", per="key")
+    rules(r=Rule(limits=[limit]))
+    for key in "abaa":
+        send("r", key=key)
+    release_all("r", answered=False)
+    at = database.to_us(ledger_time.now("default"))
+    kept = RuleState.objects.get(rule="r").memo["tallies"]["r#0"]
+    budget = bind({"r": Rule(limits=[limit])}).budgets["r"][0]
+    (one,) = tallies.tallies_of("default", [(budget, kept)], at, at)
+    assert not one.by_value
+    tallies.load_fullest("default", [one])
+    assert {value: tally.used for value, tally in one.by_value.items()} == {"a": 3, "b": 1}
+    assert one.loaded_fullest() == ["b", "a"]
+
+
 # --- whatever happens
 
 
