@@ -315,7 +315,7 @@ def test_what_is_locked_when_it_is_taken_back_is_not_lost(
         raise OperationalError("the answer to the commit was lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(releases.maker, "take", lambda _: lose)
+        patch.setattr("callqueue.maker.take_off", lambda *_: lose)
         with pytest.raises(OperationalError):
             releases.tick()
     assert CallAttempt.objects.open().filter(started_at__isnull=False).count() == 1
