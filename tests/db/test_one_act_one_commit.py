@@ -61,7 +61,7 @@ def ended(status: int) -> Callable[[], list[CallQueue]]:
         made = [send("r", unique_key=key) for key in ("a", "b")]
         rows = CallQueue.objects.filter(pk__in=[one.pk for one in made])
         now = database.clock("default")
-        rows.update(status=status, ready=False, active_key=None, finished_at_dt=now)
+        rows.update(status=status, ready=False, finished_at_dt=now)
         return list(rows)
 
     return prepare
