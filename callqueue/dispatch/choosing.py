@@ -210,7 +210,7 @@ class _Finder:
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
         args = self.account.using, rule, self.keys.wall, 1, self._least(rule)
-        first = ready_calls.first(*args, locks=False)
+        first = ready_calls.first(*args)
         if not first or _unfitness(first[0], rule, self.account.book):
             return count
         least = FEWEST if rule in self.keys.in_turn else 1

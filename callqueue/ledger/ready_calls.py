@@ -114,14 +114,11 @@ def first(
     count: int,
     least: int = -TOP,
     *,
-    locks: bool = True,
     is_http: bool | None = None,
 ) -> list[Candidate]:
     """The next `count` calls of a rule, locked, of priority `least` or higher, that have not
-    expired by now on the wall. Calls that someone else has locked are passed over.
-
-    Without `locks`: all, for who will not release them. `is_http`: HTTP calls only, or others only;
-    those that have their makers in any case.
+    expired by now on the wall. Calls that someone else has locked are passed over. `is_http`: HTTP
+    calls only, or others only; those that have their makers in any case.
     """
     where, params = _may_go(using, rule, wall)
     if is_http is not None:
@@ -131,7 +128,7 @@ def first(
     if least > -TOP:
         where, params = f"{where} AND priority >= %s", [*params, least]
     where += f" ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
-    return _candidates(using, where, params, locks=locks)
+    return _candidates(using, where, params)
 
 
 def first_of_pairs(
@@ -163,12 +160,10 @@ def _may_go(using: str, rule: str, wall: datetime) -> tuple[str, list[Any]]:
     return where, [rule, database.as_parameter(using, wall)]
 
 
-def _candidates(
-    using: str, where: str, params: list[Any], *, locks: bool = True
-) -> list[Candidate]:
+def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
     columns = _columns(using)
     source = f"{tables.name(using, 'CallQueue')} c"
-    locking = database.skip_locked(using) if locks else ""
+    locking = database.skip_locked(using)
     sql = f"SELECT {columns.sql} FROM {source} WHERE {where}{locking}"
     return [Candidate(*row) for row in columns.rows(sql, params)]
 

@@ -107,6 +107,9 @@ def test_a_busy_dispenser_is_not_rung_for(bell: Any) -> None:
     bell.wait(threading.Event(), 0)  # it has work: it does not wait
     in_thread(send)
     assert not database.wait_for_word("default", 0.05)
+    assert bell.wait(threading.Event(), 5) == {""}, "it is idle again, and looks once more"
+    in_thread(send)
+    assert bell.wait(threading.Event(), 20) == {"default"}
 
 
 def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_is_an_ordinary_one() -> (
@@ -174,6 +177,7 @@ def _is_armed() -> bool:
 def test_a_bell_that_was_closed_leaves_nothing_behind(bell: Any) -> None:
     bell.close()
     assert not _is_armed()
+    assert not database.rows("default", "SELECT pg_listening_channels()")
     in_thread(send)
     assert not database.wait_for_word("default", 0.05)
 

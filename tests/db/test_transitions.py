@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from callqueue import Retry, Rule, states, transitions
+from callqueue import Retry, Rule, callbacks, states, transitions
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import IllegalTransition
 from callqueue.execution import claim, recorder
@@ -20,6 +20,7 @@ from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.states import Move
 from callqueue.transitions import Job, Result
+from callqueue.transitions.verbs import ended
 from tests.support.behaviour import release, send
 from tests.support.locking import fresh
 
@@ -182,3 +183,23 @@ def test_a_query_counts_what_it_moved(rules: Rules, start: int) -> None:
     put(every.get(), start)
     # There is no attempt that nobody has begun, so what is DISPATCHED stays so.
     assert every.cancel() == (start in states.CANCELLABLE)
+
+
+@pytest.mark.parametrize("method", ["post", "celery_task"])
+@pytest.mark.parametrize("callback", [None, "told"])
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_an_end_is_owed_to_a_callback_to_a_receiver_and_to_who_waits_for_a_task(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, method: str, callback: str, is_heard: bool
+) -> None:
+    rules(r=Rule())
+    monkeypatch.setattr(callbacks, "tells_results", lambda status: True)
+    monkeypatch.setattr(callbacks, "has_receivers", lambda status: is_heard)
+    call = send("r", callback=callback)
+    call.method = method
+    nothing: Any = None
+    result = giving_up(Job(nothing, call, nothing, None))
+    is_owed = is_heard or bool(callback) or method == "celery_task"
+    assert transitions.is_owed(result) == is_owed
+    call.save()
+    CallQueue.objects.update(**ended(states.FAILED))
+    assert fresh(call).callback_pending == is_owed

@@ -72,6 +72,7 @@ _BY_REASON = {
         "ledger/ready_calls.py forget_news: 1000 -> 1001",
         "ledger/settings.py _Sign.is_silent: moment - self.since > SILENCE -> (moment - self.since >= SILENCE)",
         "limits/kinds/token_bucket.py TokenBucket.window_us: 100 -> 101",
+        "dispatch/turns.py KeysInTurn._room_of: 1 -> 2",
     ],
     "What is woken besides is looked at, and waits again.": [
         "ledger/ready_calls.py wake_key: _turns(using).filter(rule=rule, priority=priority, key=key) -> _turns(using).filter(rule=rule, key=key)",

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, clocks
 from callqueue.dispatch import chores, publisher
@@ -188,3 +189,14 @@ def test_a_chore_that_has_no_thread_says_so_and_has_its_turn_later(
     assert all(one.due_at - now > chores.GATHER for one in aside)
     said = " ".join(record.getMessage() for record in caplog.records)
     assert all(f"chore={one.name} " in said for one in aside)
+
+
+def test_the_next_round_is_when_the_next_call_is_due(rules: Rules) -> None:
+    rules(r=Rule())
+    rounds = chores.Chores("default", lambda: None)
+    assert rounds.maintain() == chores.ROUND
+    now = timezone.now()
+    send("r", not_before=now + timedelta(seconds=60))
+    assert rounds.maintain() == chores.ROUND
+    send("r", not_before=now + timedelta(seconds=chores.ROUND - 0.1))
+    assert rounds.maintain() < chores.ROUND

@@ -259,6 +259,17 @@ def test_keys_with_a_backlog_take_turns_from_one_pass_to_the_next(rules: Rules) 
     assert passes(1) == ["a"]
 
 
+def test_keys_take_turns_where_a_pass_serves_one(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1), SlidingWindow("100/h", per="key")]))
+    for key in "aaabbb":
+        send("r", key=key)
+    served = []
+    for _ in range(4):
+        served += passes(1)
+        answer()
+    assert served == ["a", "b", "a", "b"]
+
+
 def test_a_backlog_of_more_keys_than_one_pass_looks_at_has_all_its_turns(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
