@@ -294,7 +294,7 @@ class Dispenser:
         polled = [
             rule
             for group in self.groups.values()
-            if not group.rests or group.look_at <= now
+            if group.rests and group.look_at <= now
             for rule in group.rules
             if rule in own
         ]

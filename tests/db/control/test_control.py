@@ -163,3 +163,14 @@ def test_many_calls_go_in_batches_with_word_of_how_far_they_are(
         bulk.requeue("default", pick, progress=lambda done, total: told.append((done, total))) == 7
     )
     assert told == [(3, 7), (6, 7), (7, 7)]
+
+
+@pytest.mark.parametrize(
+    ("source", "event"), [("operator", "rule_paused"), ("provider", "rule_held")]
+)
+def test_what_an_operator_held_is_told_as_a_pause(
+    caplog: pytest.LogCaptureFixture, source: str, event: str
+) -> None:
+    with caplog.at_level("INFO", logger="callqueue"):
+        holds.lay("default", ["r"], "rule", "", None, "why", source=source)
+    assert [record.getMessage().split()[0] for record in caplog.records] == [event]

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow, clocks
+from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks
 from callqueue.dispatch import chores, publisher
 from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
 from callqueue.dispatch.next_look import NO_ROOM, NextLook, RuleGroup
 from callqueue.ledger import ledger_time
-from callqueue.maintenance import recovery
+from callqueue.maintenance import cleanup, reconcile, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support.behaviour import send
 from tests.support.ledger import answer
@@ -200,3 +200,40 @@ def test_the_next_round_is_when_the_next_call_is_due(rules: Rules) -> None:
     assert rounds.maintain() == chores.ROUND
     send("r", not_before=now + timedelta(seconds=chores.ROUND - 0.1))
     assert rounds.maintain() < chores.ROUND
+
+
+@pytest.mark.parametrize(("is_here", "asked"), [(False, ["one", "two"]), (True, ["one"])])
+def test_a_hook_is_asked_by_its_rules_queue(
+    db: None, monkeypatch: pytest.MonkeyPatch, is_here: bool, asked: list[str]
+) -> None:
+    """One hook at a time, where this process makes all calls."""
+    queues: list[str] = []
+    monkeypatch.setattr(reconcile, "queues_wanted", lambda using: ["one", "two"])
+    monkeypatch.setattr(broker, "is_in_this_process", lambda: is_here)
+    monkeypatch.setattr(broker, "send_beside", lambda *_, queue="": queues.append(queue))
+    (chore,) = (
+        one for one in chores.Chores("default", lambda: None).table if one.name == "reconcile"
+    )
+    chore.do()
+    assert queues == asked
+
+
+def test_who_cleans_up_does_so_once_a_day_or_where_something_is_a_day_overdue(
+    db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, overdue, cleaned = [1e6], [timedelta(hours=23)], list[float]()
+    monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(cleanup, "overdue_for", lambda using: overdue[0])
+    monkeypatch.setattr(cleanup, "clean", lambda using, vacuum: cleaned.append(now[0]))
+    rounds = chores.Chores("default", lambda: None, cleans=True)
+    (chore,) = (one for one in rounds.table if one.name == "cleanup")
+    for seconds, is_overdue, count in (
+        (0, False, 0),
+        (86400, False, 1),
+        (9, False, 1),
+        (9, True, 2),
+    ):
+        now[0] += seconds
+        overdue[0] += timedelta(hours=1) * is_overdue
+        chore.do()
+        assert len(cleaned) == count

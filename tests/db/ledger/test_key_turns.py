@@ -16,7 +16,7 @@ from callqueue import Concurrency, Rule, SlidingWindow, control, database
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import LEAD, ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import holds, ready_calls
+from callqueue.ledger import holds, ledger_time, ready_calls
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, KeyTurn
 from tests.support.behaviour import move_ledger, release, send
@@ -257,6 +257,35 @@ def test_keys_with_a_backlog_take_turns_from_one_pass_to_the_next(rules: Rules) 
     rules(r=Rule(limits=[SlidingWindow("1000/s"), SlidingWindow("1/m", per="key")]))
     control.resume("default", "r")
     assert passes(1) == ["a"]
+
+
+def test_a_pass_goes_on_behind_as_many_blocked_keys_as_one_looks_at(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("16/s"), SlidingWindow("1/d", per="key")]))
+    keys = [f"used{i:03}" for i in range(40)]
+    ended = ledger_time.now("default") - timedelta(hours=1)
+    instants = dict.fromkeys(("released_at", "started_at", "sent_at", "finished_at"), ended)
+    CallAttempt.objects.bulk_create(
+        CallAttempt(call_id=10**9, number=i, rule="r", key=key, outcome="succeeded", **instants)
+        for i, key in enumerate(keys)
+    )
+    for key in [*keys, "zz-new"]:
+        send("r", key=key)
+    ensure_states("default", ["r"])
+    made = make_pass("default", ["r"])
+    assert (made.released, made.next_look.goes_on) == ([], True)
+    assert passes(1) == ["zz-new"]
+
+
+def test_a_pass_goes_on_where_a_key_has_more_though_another_ones_call_is_kept_back(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/h", per="key", unit="tokens")]))
+    for key, cost in [*[("a", {})] * 4, *[("b", {"tokens": 2})] * 2]:
+        send("r", key=key, cost=cost or None)
+    ensure_states("default", ["r"])
+    made = make_pass("default", ["r"], batch=4)
+    assert [one.key for one in made.released] == ["a", "b", "a"]
+    assert made.next_look.goes_on
 
 
 def test_keys_take_turns_where_a_pass_serves_one(rules: Rules) -> None:
