@@ -237,3 +237,24 @@ def test_who_cleans_up_does_so_once_a_day_or_where_something_is_a_day_overdue(
         overdue[0] += timedelta(hours=1) * is_overdue
         chore.do()
         assert len(cleaned) == count
+
+
+def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_is_let_be(
+    rules: Rules,
+) -> None:
+    rules(r=Rule())
+    dispenser = Dispenser(publish=lambda *_: True)
+    dispenser.tick()
+    group = dispenser.groups["r",]
+    send("r")
+    group.look_at, dispenser._poll_at = time.monotonic() + 60, 0.0
+    dispenser.tick()
+    assert (group.rests, CallAttempt.objects.count()) == (True, 0)
+    done = Event()
+    group.sending = SimpleNamespace(done=done, error=None)
+    group.look_at = dispenser._poll_at = 0.0
+    dispenser.tick()
+    assert CallAttempt.objects.count() == 0
+    done.set()
+    dispenser.tick()
+    assert (group.sending, CallAttempt.objects.count()) == (None, 1)
