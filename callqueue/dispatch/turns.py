@@ -128,7 +128,7 @@ class KeysInTurn:
                     if n < least:
                         self._cut[rule, *turn.pair] = n
                 elif not n:
-                    self._block(turn, budget, value, 1)
+                    self._block(turn, budget, value)
                     return 0  # another may have room, and would block it until now
                 least = min(least, n)
         return least
@@ -145,7 +145,7 @@ class KeysInTurn:
         self._blocked.update({turn.pk: locked for turn in without if ready[turn.pair]})
         return found, without
 
-    def _block(self, turn: Turn, budget: Budget, value: str, cost: int) -> None:
+    def _block(self, turn: Turn, budget: Budget, value: str, cost: int = 1) -> None:
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
             self._blocked[turn.pk] = (
