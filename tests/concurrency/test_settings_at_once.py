@@ -81,16 +81,16 @@ def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any) -> None:
 
     def first() -> None:
         with database.writing("default"):
-            rule_rows.ensure("default", ["a"])
+            rule_rows.ensure("default", ["new"])
             made.set()
             until_one_waits_for_a_lock()
 
     def second() -> None:
         assert made.wait(60)
-        rule_rows.ensure("default", ["a"])
+        rule_rows.ensure("default", ["new"])
 
     together(first, second)
-    assert RuleState.objects.filter(rule="a").count() == 1
+    assert RuleState.objects.filter(rule="new").count() == 1
 
 
 def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_for(

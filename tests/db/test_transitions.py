@@ -185,7 +185,7 @@ def test_a_query_counts_what_it_moved(rules: Rules, start: int) -> None:
     assert every.cancel() == (start in states.CANCELLABLE)
 
 
-@pytest.mark.parametrize("method", ["post", "celery_task"])
+@pytest.mark.parametrize("method", ["post", "celery_task", "permit"])
 @pytest.mark.parametrize("callback", [None, "told"])
 @pytest.mark.parametrize("is_heard", [False, True])
 def test_an_end_is_owed_to_a_callback_to_a_receiver_and_to_who_waits_for_a_task(
@@ -202,4 +202,5 @@ def test_an_end_is_owed_to_a_callback_to_a_receiver_and_to_who_waits_for_a_task(
     assert transitions.is_owed(result) == is_owed
     call.save()
     CallQueue.objects.update(**ended(states.FAILED))
-    assert fresh(call).callback_pending == is_owed
+    # what its data says it is, a statement for many cannot see
+    assert fresh(call).callback_pending == (is_owed or method != "permit")

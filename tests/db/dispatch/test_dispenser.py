@@ -258,6 +258,7 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
     assert (group.rests, CallAttempt.objects.count()) == (True, 0)
     done = Event()
     group.sending = SimpleNamespace(done=done, error=None)
+    group.unpublished_from = time.monotonic()
     group.look_at = dispenser._poll_at = 0.0
     dispenser.tick()
     assert CallAttempt.objects.count() == 0
