@@ -143,9 +143,10 @@ class Raw(Contestant):
         self.environment.pop("DJANGO_SETTINGS_MODULE", None)
 
     def start(self) -> None:
-        environment = self.stage.processes.environment
-        environment.update(RAW_BROKER_URL=self.stage.broker.url, RAW_QUEUE=self.queue)
-        environment.pop("DJANGO_SETTINGS_MODULE", None)
+        others = self.stage.processes.environment
+        own = {**others, "RAW_BROKER_URL": self.stage.broker.url, "RAW_QUEUE": self.queue}
+        own.pop("DJANGO_SETTINGS_MODULE", None)
+        self.stage.processes.environment = own
         for number in range(WORKERS):
             name = ["--hostname", f"raw{number}-{self.queue}@%h"]
             quiet = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
@@ -161,6 +162,7 @@ class Raw(Contestant):
             ]
             command += ["--concurrency", str(PROCESSES), "--queues", self.queue]
             self.running.append(self.stage.processes.start("raw", command))
+        self.stage.processes.environment = others
 
     def enqueue(self, count: int) -> None:
         command = [

@@ -133,7 +133,8 @@ class Calls:
             own = [one.at for one in of_rule["keyed"] if one.query["key"] == key]
             never_over(own, 10, 2.0, f"the limit of key {key}")
         steps = [(one.at, 1) for one in of_rule["few"]]
-        steps += [(one.answered_at, -1) for one in of_rule["few"] if one.answered_at is not None]
+        # one whose client was killed is at work for as long as its answer would have taken
+        steps += [(one.answered_at or one.at + 0.1, -1) for one in of_rule["few"]]
         assert max(accumulate(by for _, by in sorted(steps))) <= FEW, "too many at once"
         count = Counter(int(one.query["call"]) for one in arrivals)
         for pk, status, data in CallQueue.objects.values_list("pk", "status", "call_data"):
