@@ -24,7 +24,7 @@ from callqueue import broker, clocks, conf, database, events, texts
 from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, Room, RuleGroup
-from callqueue.dispatch.publisher import Outbox, is_full
+from callqueue.dispatch.publisher import DOUBT, Outbox, is_full
 from callqueue.dispatch.release_pass import Begins, Pass, release, tell_of_unfit
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.ledger.settings import Party
@@ -145,6 +145,7 @@ class Dispenser:
         self.settings = settings
         self.name = name or name_of_process(os.getpid())
         self.groups: dict[tuple[str, ...], RuleGroup] = {}
+        self._former: list[RuleGroup] = []  # in doubt as the settings put others in their place
         self.membership = Membership(using, self.name, settings)
         if (maker is None or maker.kind != RUN) and publish is publisher.publish:
             self.membership.broker = broker.address(current_app)
@@ -177,7 +178,7 @@ class Dispenser:
                     pause = AWAY
         finally:
             with suppress(DatabaseError, InterfaceError):
-                self.outbox.end(self.groups.values(), broker.PATIENCE + LEAVING)
+                self.outbox.end(self._all_groups, broker.PATIENCE + LEAVING)
             self.chores.wait(LEAVING)
             self.chores.is_loop = False
             database.close_kept(self.using)
@@ -201,7 +202,7 @@ class Dispenser:
         return sum(released)
 
     def _run_once(self, maintain: bool, released: list[int]) -> None:
-        self.outbox.undo(self.groups.values())
+        self.outbox.undo(self._all_groups)
         self._follow_settings()
         if maintain:
             self.chores.maintain()
@@ -214,7 +215,7 @@ class Dispenser:
 
     def tick(self) -> float:
         """One turn of the loop: what is due is done; the seconds until the next turn."""
-        self.outbox.undo(self.groups.values())
+        self.outbox.undo(self._all_groups)
         self._follow_settings()
         self.chores.maintain_if_due()
         self._poll_ready_if_due()
@@ -330,11 +331,13 @@ class Dispenser:
         sending = [group for group in self.groups.values() if group.sending is not None]
         has_room = self.maker is None or self._room(self.maker).most >= 1
         if has_room and not is_full(sending):
-            idle = [group for group in self.groups.values() if group.sending is None]
-            wakes += [group.look_at for group in idle if not group.rests]
+            known = [group for group in self.groups.values() if not group.unpublished_from]
+            wakes += [group.look_at for group in known if not group.rests]
         is_short = any(group.next_look.on_room for group in self.groups.values())
         if is_short or not has_room or self._waiting_for_answers():
             wakes.append(now + ANSWERS)
+        if any(group.is_in_doubt for group in self._all_groups):
+            wakes.append(now + DOUBT)
         if sending:
             wakes.append(now + SENT)
         return max(0.0, min(wakes) - now)
@@ -343,13 +346,19 @@ class Dispenser:
         book = self.membership.follow_settings()
         if book is None:
             return
-        own = book.settings.rules.keys()
+        own, before = book.settings.rules.keys(), self._all_groups
         self.groups = {
             rules: self.groups.get(rules, RuleGroup(rules))
             for rules in book.distinct_groups()
             if not own.isdisjoint(rules) and book.unreadable.isdisjoint(rules)
             if not self.only or not self.only.isdisjoint(rules)
         }
+        here = set(map(id, self.groups.values()))
+        self._former = [one for one in before if one.is_in_doubt and id(one) not in here]
+
+    @property
+    def _all_groups(self) -> list[RuleGroup]:
+        return [*self.groups.values(), *self._former]
 
     def _lost_database(self, error: Exception, *, is_again: bool = True) -> None:
         """Begin anew with a new connection. Once may be a cut connection, or a deadlock."""

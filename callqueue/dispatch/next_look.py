@@ -180,6 +180,11 @@ class RuleGroup:
     def waits_for_answer(self) -> bool:
         return self.next_look.on_answer
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether its last pass may be committed, and nobody is told of what that released."""
+        return bool(self.unpublished_from) and self.sending is None
+
     def is_due(self, now: float) -> bool:
         # not before it is known what became of the last pass
         return not self.rests and self.look_at <= now and not self.unpublished_from

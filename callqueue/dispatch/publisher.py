@@ -131,12 +131,11 @@ class Outbox:
         rules' rows: the commit may come through yet.
         """
         for group in groups:
-            if not group.unpublished_from or group.sending is not None:
+            if not group.is_in_doubt:
                 continue
             with database.writing(self.using):
                 is_over = rule_rows.are_free(self.using, group.rules)
             if not is_over:
-                group.put_off(time.monotonic() + DOUBT)
                 continue
             if group.unmade:
                 transitions.undo_begun(self.using, group.unmade)

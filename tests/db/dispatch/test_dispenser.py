@@ -4,6 +4,7 @@ away.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,8 +19,12 @@ from django.utils import timezone
 from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks
 from callqueue.dispatch import chores, publisher
 from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
-from callqueue.dispatch.next_look import NO_ROOM, NextLook, RuleGroup
-from callqueue.ledger import ledger_time
+from callqueue.dispatch.next_look import NO_ROOM, ROOMY, NextLook, RuleGroup
+from callqueue.dispatch.publisher import DOUBT
+from callqueue.dispatch.release_pass import Begins, release
+from callqueue.execution import claim
+from callqueue.ledger import ledger_time, rule_rows
+from callqueue.look import alive
 from callqueue.maintenance import cleanup, reconcile, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support.behaviour import send
@@ -265,3 +270,44 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
     done.set()
     dispenser.tick()
     assert (group.sending, CallAttempt.objects.count()) == (None, 1)
+
+
+def test_who_has_room_and_is_in_doubt_of_the_last_pass_looks_no_more_often_for_that(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator may have the rules' rows for hours."""
+    rules(r=Rule(limits=[WIDE]))
+    maker = SimpleNamespace(kind=alive.RUN, room=lambda: ROOMY, begins=lambda: None)
+    dispenser = Dispenser(publish=lambda *_: True, maker=maker)
+    dispenser.tick()
+    group = dispenser.groups[("r",)]
+    group.obey(NextLook(on_room=True), time.monotonic() - 1)
+    group.left, group.unpublished_from = NO_ROOM, clocks.monotonic()
+    monkeypatch.setattr(rule_rows, "are_free", lambda *_: False)
+    for _ in range(2):
+        dispenser._poll_at = dispenser.chores.next_round_at = math.inf
+        assert 0 < dispenser.tick() <= DOUBT
+    monkeypatch.setattr(rule_rows, "are_free", lambda *_: True)
+    dispenser.tick()
+    assert not group.unpublished_from
+
+
+def test_what_is_perhaps_committed_is_taken_back_though_its_rules_are_no_group_any_more(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its lease would end, and a call that nobody has sent would be unknown."""
+    rules(r=Rule(limits=[WIDE]), other=Rule())
+    dispenser = Dispenser(publish=lambda *_: True)
+    dispenser.tick()
+    group, call = dispenser.groups[("r",)], send("r")
+    group.unmade, group.unpublished_from = "me", clocks.monotonic()
+    assert len(release("default", ["r"], begins=Begins("me", claim.READS)).released) == 1
+    monkeypatch.setattr(rule_rows, "are_free", lambda *_: False)
+    rules(other=Rule())
+    dispenser.tick()
+    assert ("r",) not in dispenser.groups
+    assert state(call) == Status.DISPATCHED
+    monkeypatch.setattr(rule_rows, "are_free", lambda *_: True)
+    dispenser.tick()
+    assert state(call) == Status.NEW
+    assert not CallAttempt.objects.open().exists()
