@@ -45,7 +45,7 @@ _WHOLE_INDEXES = {
     "callqueue_expiring": ("callqueue_callqueue", "status, expires_at_dt"),
     "callqueue_finished": ("callqueue_callqueue", "status, finished_at_dt"),
     "callqueue_callbacks": ("callqueue_callqueue", "callback_pending, id"),
-    "callqueue_unique_key": ("callqueue_callqueue", "unique_key"),
+    "callqueue_unique_key": ("callqueue_callqueue", "unique_key, status"),
     "callqueue_open": ("callqueue_callattempt", "finished_at, rule"),
     "callqueue_aging": ("callqueue_callattempt", "rule, finished_at"),
     "callqueue_aging_by_key": ("callqueue_callattempt", "rule, `key`, finished_at"),

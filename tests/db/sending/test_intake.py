@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 import callqueue
@@ -71,6 +71,27 @@ def test_a_call_that_other_code_made_carries_its_key_as_any_other(rules: Rules) 
     assert second != made
     with pytest.raises(IntegrityError), transaction.atomic():
         CallQueue.objects.filter(pk=made.pk).update(status=Status.NEW)
+
+
+def test_who_carries_a_key_is_found_without_a_look_at_all_that_had_it(rules: Rules) -> None:
+    """A key may come again every minute, and what has ended is kept for a month."""
+    rules(r=Rule())
+    plans: list[str] = []
+
+    def explained(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("SELECT") and "unique_key" in sql.partition("WHERE")[2]:
+            with connection.cursor() as cursor:
+                cursor.cursor.execute(f"{connection.ops.explain_query_prefix()} {sql}", params)
+                plans.append(str(cursor.cursor.fetchall()))
+        return execute(sql, params, many, context)
+
+    ended = {"rule": "r", "call_data": {}, "unique_key": "order-1", "status": Status.DONE}
+    CallQueue.objects.bulk_create(CallQueue(**ended) for _ in range(1000))
+    with connection.execute_wrapper(explained):
+        assert send("r", unique_key="order-1") == send("r", unique_key="order-1")
+    assert plans
+    everything = ("INDEX callqueue_unique_key", "'ALL'", "'index'")  # SQLite's word, and MariaDB's
+    assert not [plan for plan in plans for word in everything if word in plan]
 
 
 def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None:
