@@ -16,6 +16,7 @@ from celery import current_app
 from django.db.models import F, Q
 
 from callqueue import aside, broker, conf, database, events, states, tables
+from callqueue.handlers import method_of
 from callqueue.ledger.transaction import untimed
 from callqueue.texts import in_one_line
 
@@ -31,6 +32,7 @@ SENDING = 20.0  # seconds after which no more of what is claimed is announced
 RUNNING = 5.0
 MOST = 500  # calls that are claimed at once
 FEW = 20  # and where their callbacks run in this process
+READ = 50  # calls whose data is read at once: it may be large
 MOST_OWED = 5000  # calls that a dispenser asks for at once
 ASKED = timedelta(minutes=10)  # for which what was asked for is let be at most
 AHEAD = 2 * ASKED  # an instant that is further ahead was written before the clock was set back
@@ -200,7 +202,8 @@ def _sent(
     """The calls of which all is sent, and those refused, once each. Stops when it is late
     (monotonic).
     """
-    untold = [one.pk for one in due if tells_results(one.status)]
+    ended = [one.pk for one in due if tells_results(one.status)]
+    untold = database.persist(using, lambda: _tasks(using, ended), during="callback")
     left = set[int]() if _are_told(using, untold, tell_results) else set(untold)
     sent: list[int] = []
     bad: set[str | None] = set()
@@ -217,6 +220,16 @@ def _sent(
         else:
             sent.append(call.pk)
     return sent, sorted(left)
+
+
+def _tasks(using: str, call_ids: Sequence[int]) -> list[int]:
+    """Those of these calls that are tasks, by their data."""
+    found: list[int] = []
+    for at in range(0, len(call_ids), READ):
+        rows = tables.calls(using).filter(pk__in=call_ids[at : at + READ])
+        named = rows.exclude(method=states.PERMIT).values_list("pk", "method", "call_data")
+        found += [pk for pk, column, data in named if method_of(data, column) == "celery_task"]
+    return found
 
 
 def _are_told(using: str, call_ids: Sequence[int], tell_results: TellResults) -> bool:

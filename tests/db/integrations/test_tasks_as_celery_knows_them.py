@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import chain, chord, current_app, group, shared_task, signals
@@ -229,6 +230,20 @@ def test_what_other_code_has_made_something_else_is_no_task_any_more(results: An
     CallQueue.objects.all().cancel()
     assert not fresh(result.call).callback_pending
     assert current_app.AsyncResult(result.id).state == "PENDING"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_result_backend_that_is_away_keeps_back_the_ends_of_tasks_alone(
+    results: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits to hear of another call that was announced with them hears of it."""
+    result = identity.delay(1)
+    request = {"method": "get", "params": {"url": "http://vendor.test/"}}
+    other = CallQueue.objects.send(request, callback="tests.echo")
+    monkeypatch.setattr(queued_result, "tell", Mock(side_effect=OSError("no route to host")))
+    CallQueue.objects.all().cancel()
+    assert fresh(result.call).callback_pending
+    assert not fresh(other).callback_pending
 
 
 @pytest.mark.django_db(transaction=True)
