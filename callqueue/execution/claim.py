@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.utils.module_loading import import_string
 
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
@@ -255,6 +256,8 @@ def reason_of_hooks(job: Job) -> str | None:
         try:
             if path is not None:
                 imported(path)
+        except SoftTimeLimitExceeded:  # it has struck this task, whatever was being read
+            raise
         except BaseException as error:
             if starved(error):
                 return STARVED

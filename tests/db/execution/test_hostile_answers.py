@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.apps import apps
 from django.db import DataError, IntegrityError, models
 from hypothesis import HealthCheck, given, settings
@@ -29,7 +30,7 @@ from callqueue import (
 )
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import recorder, wire
+from callqueue.execution import executor, recorder, wire
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
@@ -389,6 +390,21 @@ def test_a_module_that_breaks_when_it_is_read_harms_its_own_rule(
     as_one_message()
     assert (fresh(bad).status, fresh(good).status) == (Status.FAILED, Status.DONE)
     assert "SystemExit: not here" in fresh(bad).error_message
+
+
+def test_a_time_limit_that_strikes_as_a_module_is_read_gives_the_call_back(
+    rules: Rules, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was sent, and the next time it may be read sooner."""
+    struck = "from celery.exceptions import SoftTimeLimitExceeded\nraise SoftTimeLimitExceeded()"
+    (tmp_path / "takes_long_to_read.py").write_text(struck)
+    monkeypatch.syspath_prepend(tmp_path)
+    rules(r=Rule(classify="takes_long_to_read.classify"))
+    call = send("r")
+    release()
+    with pytest.raises(SoftTimeLimitExceeded):
+        executor.execute("default", [CallAttempt.objects.get().pk])
+    assert (fresh(call).status, CallAttempt.objects.get().outcome) == (Status.NEW, "voided")
 
 
 @pytest.mark.parametrize(
