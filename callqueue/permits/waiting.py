@@ -82,7 +82,7 @@ class Waiter:
         self.ahead = 0  # permits that go before it
         self.passes = 0
         self._identity: UUID = uuid4()
-        self._is_passing = False  # a pass is under way, or its end is not known
+        self._is_passing = self._is_in_doubt = False  # a pass is under way; its end is not known
         self._waits: bool | None = None  # in the last pass; None: that had not the rules
         self._has_given_up = False
         self._is_outdated = False  # the last pass went by settings of the past
@@ -208,10 +208,10 @@ class Waiter:
     def _made_pass(self) -> Pass | None:
         """None where an earlier one, whose end was not known, has left a row."""
         using, wanted, before = self.using, self.wanted, self.pk
-        if self._is_passing and self.pk is None:
+        if self._is_in_doubt and self.pk is None:
             self.pk = before = self._found()
             if self.pk is not None:
-                self._is_passing = False
+                self._is_in_doubt = False
                 return None
         conf.current().rule(self.rule)  # UnknownRule where the settings have it no more
         party = _parties.setdefault(using, Party(using))
@@ -240,15 +240,21 @@ class Waiter:
             )
             release_pass.tell_of_unfit(using, done)
         except BaseException:
-            self.pk = before
+            self.pk, self._is_in_doubt = before, True
             raise
-        self._is_passing, self._is_outdated = False, done.next_look.joins
+        finally:
+            self._is_passing = False
+        if self._waits is not None:  # who has the rules' rows sees what was committed
+            self._is_in_doubt = False
+        self._is_outdated = done.next_look.joins
         if self._is_outdated:  # it was undone, and its row with it
             self.pk, self._waits = before, None
         return done
 
     def _stand(self, at: datetime) -> int | None:
         """None where it waits no more, or somebody has locked it: the pass waits for nobody."""
+        if self._is_in_doubt and self.pk is None:
+            self.pk = self._found()  # its commit has come through since, perhaps
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
         until = at + timedelta(seconds=within)
         self._beat_at = now() + BEAT
@@ -264,6 +270,8 @@ class Waiter:
         return self.pk
 
     def _beat(self) -> None:
+        if self._is_in_doubt:  # perhaps it has a row
+            return
         with database.writing(self.using):
             self._stand(database.clock(self.using))
 

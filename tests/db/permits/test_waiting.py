@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
@@ -235,3 +235,31 @@ def test_not_now_counts_what_waits_for_the_same_key(rules: Rules, waits: str) ->
             pass
         for one in ahead:
             one.withdraw()
+
+
+@pytest.mark.parametrize("when", ["before its next pass", "in its next pass"])
+def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The server has the rules' rows until then: where the permit stood anew as soon as they are
+    free, it would wait for its own charge.
+    """
+    rules(r=Rule(limits=[Concurrency(1)]))
+    one, release = new_waiter(), release_pass.release
+
+    def with_its_answer_lost(*given: Any, **how: Any) -> None:
+        release(*given, **how)
+        raise OperationalError("the connection was cut")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(release_pass, "release", with_its_answer_lost)
+        with pytest.raises(OperationalError):
+            one._made_pass()
+    found, unseen = one._found, [None] if when == "before its next pass" else [None, None]
+    monkeypatch.setattr(one, "_found", lambda: unseen.pop() if unseen else found())
+    with monkeypatch.context() as locked:
+        locked.setattr(release_pass, "_lock", lambda *_: None)
+        one._made_pass()
+    one._beat()
+    assert isinstance(pass_now(one), Job)
+    assert CallQueue.objects.count() == 1
