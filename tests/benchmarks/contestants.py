@@ -115,6 +115,16 @@ class Callqueue(Contestant):
         return [self.stage.database]
 
 
+class Workers(Callqueue):
+    """No dispenser: one of the workers' processes releases, and makes a few calls itself."""
+
+    name = "callqueue, workers alone"
+
+    def start(self) -> None:
+        for _ in range(WORKERS):
+            self.running.append(self.stage.processes.worker(concurrency=PROCESSES))
+
+
 class Run(Callqueue):
     """No broker: as many processes as the others' workers are, each releases and makes its own."""
 
@@ -202,6 +212,7 @@ class Loops(Contestant):
 
 ALL: dict[str, type[Contestant]] = {
     "callqueue": Callqueue,
+    "workers": Workers,
     "run": Run,
     "raw": Raw,
     "loops": Loops,
