@@ -113,6 +113,9 @@ def main(arguments: list[str]) -> int:
         passed_alone = try_alone(sessions, arguments)
     problems = unused(sessions, answering) if not arguments and not faults else []
     print(summary(sessions, answering, problems))
+    for session in sessions:
+        if session.status not in (0, 1, NO_TESTS_COLLECTED):  # it may have been killed
+            print(f"DID NOT END BY ITSELF: {session.name()} (status {session.status})")
     for test in passed_alone:
         print(f"FAILED BESIDE THE OTHERS, PASSED ALONE: {test}")
     print(count_line(sessions, time.monotonic() - started), flush=True)
