@@ -18,7 +18,6 @@ from celery.states import READY_STATES
 
 from callqueue import states, tables
 from callqueue.exceptions import AnswerCut
-from callqueue.handlers import method_of
 from callqueue.handlers.celery_task import TaskGaveUp, request_of
 
 if TYPE_CHECKING:
@@ -96,18 +95,13 @@ def _meta_of(call: CallQueue) -> dict[str, Any]:
 
 
 def tell(using: str, call_ids: Sequence[int]) -> int:
-    """Write the ends of those of these calls that are tasks, by their data, and that the backend
-    does not know; the count.
-    """
+    """Write the ends of these calls, all of tasks, that the backend does not know; the count."""
     ended = tables.calls(using).final().exclude(status=states.DONE)
-    found = ended.filter(pk__in=call_ids).exclude(method=states.PERMIT).order_by("pk")
-    return sum([_tell(call) for call in found])
+    return sum([_tell(call) for call in ended.filter(pk__in=call_ids).order_by("pk")])
 
 
 def _tell(call: tables.CallQueue) -> bool:
     data: Any = call.call_data
-    if method_of(data, call.method) != "celery_task":
-        return False
     params = data.get("params") if isinstance(data, Mapping) else None
     params = params if isinstance(params, Mapping) else {}
     task = current_app.tasks.get(params.get("name")) or _unknown(str(params.get("name")))
