@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import requests
+from django.db import OperationalError
 from requests.utils import get_encoding_from_headers
 
 from callqueue import database
@@ -133,3 +135,15 @@ def release() -> list[CallQueue]:
         CallAttempt.objects.filter(pk__in=ids).values_list("call_id", flat=True)
     )
     return [calls[a.call_id] for a in CallAttempt.objects.filter(pk__in=ids).order_by("pk")]
+
+
+def lose_what_became_of_its_commit(monkeypatch: pytest.MonkeyPatch, releases: Dispenser) -> None:
+    """A turn of a dispenser that makes calls, whose pass is committed, and it is not told so."""
+
+    def lose(*_: Any) -> None:
+        raise OperationalError("the answer to the commit was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("callqueue.maker.take_off", lambda *_: lose)
+        with pytest.raises(OperationalError):
+            releases.tick()

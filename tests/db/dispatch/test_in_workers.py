@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from celery import current_app
-from django.db import OperationalError, connection
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from callqueue import Rule, SlidingWindow, broker, conf, database, texts, transitions, worker
@@ -35,7 +35,7 @@ from callqueue.maintenance import recovery
 from callqueue.maker import WorkersMaker, is_consumed
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.worker import Releaser, Seat
-from tests.support.behaviour import Vendor, send
+from tests.support.behaviour import Vendor, lose_what_became_of_its_commit, send
 from tests.support.verdicts import wait_until
 
 Rules = Callable[..., None]
@@ -198,13 +198,7 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
     send("r"), send("r")
     releases = dispenser(published)
 
-    def lose(*_: Any) -> None:
-        raise OperationalError("the answer to the commit was lost")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("callqueue.maker.take_off", lambda *_: lose)
-        with pytest.raises(OperationalError):
-            releases.tick()
+    lose_what_became_of_its_commit(monkeypatch, releases)
     assert CallAttempt.objects.open().count() == 3
     releases.run_once(maintain=False)
     in_flight.land(seconds=20)

@@ -26,7 +26,7 @@ from callqueue.execution import claim, flight, in_flight, request
 from callqueue.maker import Maker, take_off
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
-from tests.support.behaviour import Vendor, send
+from tests.support.behaviour import Vendor, lose_what_became_of_its_commit, send
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
 
@@ -311,13 +311,7 @@ def test_what_is_locked_when_it_is_taken_back_is_not_lost(
     call = send("r")
     releases = Dispenser(maker=Maker("default"))
 
-    def lose(*_: Any) -> None:
-        raise OperationalError("the answer to the commit was lost")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("callqueue.maker.take_off", lambda *_: lose)
-        with pytest.raises(OperationalError):
-            releases.tick()
+    lose_what_became_of_its_commit(monkeypatch, releases)
     assert CallAttempt.objects.open().filter(started_at__isnull=False).count() == 1
     holds, goes = threading.Event(), threading.Event()
 
