@@ -339,7 +339,7 @@ def _threads_for(jobs: Collection[Job]) -> int:
     as answers take as long as the last ones.
     """
     untimed = [job.call.rule for job in jobs if job.attempt.send_at is None]
-    waits = sum(max(0.0, request.expected_wait(rule) - OWN) for rule in untimed)
+    waits = sum(max(0.0, request.expected_leisure(rule) - OWN) for rule in untimed)
     return len(jobs) - len(untimed) + round(waits / SOON)
 
 
@@ -361,9 +361,10 @@ class Crew:
         self.full = 0  # how many threads there were then
 
     def add(self, jobs: Iterable[Job], threads: int) -> None:
-        """Have these made, by so many more threads, one at least."""
+        """Have these made, by so many more threads; one at least, where none takes others now."""
+        least = 0 if self.pending else 1
         self.pending.extend(jobs)
-        for _ in range(min(max(1, threads), len(self.pending))):
+        for _ in range(min(max(least, threads), len(self.pending))):
             if not self.join():
                 break
 

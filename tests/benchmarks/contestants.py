@@ -17,6 +17,7 @@ from tests.benchmarks import machine, stage
 from tests.benchmarks.stage import Stage
 
 WORKERS, PROCESSES = 2, 2
+BATCH = 1000  # calls that are sent in one transaction
 SETTINGS = """
 CELERY_WORKER_PREFETCH_MULTIPLIER = 4
 CALLQUEUE = {
@@ -96,7 +97,8 @@ class Callqueue(Contestant):
         from callqueue.models import CallQueue
 
         data = {"method": "post", "params": {"url": self.url, "data": "x" * 200}}
-        CallQueue.objects.send_many([data] * count, rule="bench")
+        for left in range(count, 0, -BATCH):
+            CallQueue.objects.send_many([data] * min(left, BATCH), rule="bench")
 
     def send(self) -> None:
         from callqueue.models import CallQueue
@@ -148,15 +150,15 @@ class Raw(Contestant):
     def __init__(self, on: Stage) -> None:
         super().__init__(on)
         self.queue = on.broker.queue("raw")
-        self.environment = {**os.environ, "RAW_BROKER_URL": on.broker.url, "RAW_QUEUE": self.queue}
-        # with settings, Celery sets Django up, and callqueue would look for calls in these workers
-        self.environment.pop("DJANGO_SETTINGS_MODULE", None)
+        # With settings, Celery sets Django up, as in every Django project's workers. They are those of
+        # a project without callqueue, which would look for calls in these workers.
+        own = {"DJANGO_SETTINGS_MODULE": "django.conf.global_settings"}
+        own |= {"RAW_BROKER_URL": on.broker.url, "RAW_QUEUE": self.queue}
+        self.environment = {**os.environ, **own}
 
     def start(self) -> None:
         others = self.stage.processes.environment
-        own = {**others, "RAW_BROKER_URL": self.stage.broker.url, "RAW_QUEUE": self.queue}
-        own.pop("DJANGO_SETTINGS_MODULE", None)
-        self.stage.processes.environment = own
+        self.stage.processes.environment = {**others, **self.environment}
         for number in range(WORKERS):
             name = ["--hostname", f"raw{number}-{self.queue}@%h"]
             quiet = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]

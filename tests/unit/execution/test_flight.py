@@ -22,9 +22,12 @@ def _job(attempt_id: int, rule: str) -> Any:
 
 
 def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "_waits", {"fast": 0.001, "slow": 0.1})
-    jobs = {rule: _job(2, rule) for rule in ("fast", "slow", "new")}
+    waits = {"fast": (0.001, 0.0), "slow": (0.1, 0.02), "crowded": (0.1, 0.06)}
+    monkeypatch.setattr(request, "_waits", waits)
+    jobs = {rule: _job(2, rule) for rule in (*waits, "new")}
     assert flight._threads_for([jobs["fast"]] * 50) == 0  # one begins anyway
+    # it was this process's other threads that its last answer waited for, and not the API
+    assert flight._threads_for([jobs["crowded"]] * 50) == 0
     assert flight._threads_for([jobs["slow"]] * 50) > 50
     assert flight._threads_for([jobs["new"]]) > 1  # nobody knows yet
 

@@ -47,6 +47,23 @@ def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
     assert sorted(raised) == sorted(bad)
 
 
+def test_jobs_that_come_while_others_wait_get_no_thread_more() -> None:
+    """Whoever takes those takes these. Each pass of a busy process would start one otherwise, and
+    hundreds would keep each other from the interpreter.
+    """
+    bell, goes = queue.SimpleQueue[None](), threading.Event()
+    crew = flight.Crew(lambda job: goes.wait(20) and job, lambda: bell.put(None))
+    for jobs in ([1, 2], [3, 4], [5, 6]):
+        crew.add(jobs, threads=0)  # type: ignore[arg-type]
+    assert len(crew.threads) == 1
+    goes.set()
+    bell.get(timeout=20)
+    assert len(crew.ended) == 6
+    crew.add([7], threads=0)  # type: ignore[list-item]  # one at least
+    bell.get(timeout=20)
+    assert len(crew.ended) == 7
+
+
 def test_as_many_threads_as_are_asked_for_are_woken() -> None:
     """Each job waits for all the others: one thread too few would stop them."""
     bell, together = queue.SimpleQueue[None](), threading.Barrier(3)
