@@ -25,7 +25,7 @@ def check(**_: Any) -> list[CheckMessage]:
     wrong = conf.problems()
     hint = f"See {page('reference/settings.md')}"
     found: list[CheckMessage] = [Error(why, hint=hint, id="callqueue.E001") for why in wrong]
-    for looks in (_time_zone, _application, _isolation):
+    for looks in (_time_zone, _application, _isolation, _autocommit):
         found += looks()
     for of_settings in (_handlers, _queues, _time_limit, _rules, _queued_tasks):
         found += [] if wrong else of_settings(conf.current())
@@ -163,6 +163,15 @@ def _isolation() -> Found:
                 f"See {page('how-to/deploy.md')}",
                 id="callqueue.E006",
             )
+
+
+def _autocommit() -> Found:
+    """callqueue.E008: Django commits nothing of its own accord."""
+    for alias in _with_our_tables():
+        if not connections[alias].settings_dict["AUTOCOMMIT"]:
+            why = "with AUTOCOMMIT off, what callqueue writes is not committed"
+            hint = "Leave AUTOCOMMIT out, and use transaction.atomic()"
+            yield Error(f"DATABASES[{alias!r}]: {why}", hint=hint, id="callqueue.E008")
 
 
 def _deployment(config: conf.Config) -> Found:

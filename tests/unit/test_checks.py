@@ -131,6 +131,15 @@ def test_a_queued_task_whose_rule_is_gone_is_told(settings: Any) -> None:
         app.tasks.pop("tests.checked")
 
 
+def test_a_database_that_commits_nothing_by_itself_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert found("E008") == []
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+    (why,) = found("E008")
+    assert "AUTOCOMMIT" in why
+
+
 @pytest.mark.parametrize(
     ("options", "is_told"),
     [
