@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, models, transaction
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from callqueue import callbacks, clocks, database, events, states, tables
 from callqueue.clocks import Reading
@@ -174,8 +174,10 @@ def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
 
 def void(using: str, attempt_ids: Iterable[int]) -> int:
     """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
-    What somebody has locked is passed over.
+    What somebody has locked is passed over. A permit's waiter has to say anew that it lives.
     """
+    lives = When(method=states.PERMIT, then=database.ClockNow())
+    expiry = Case(lives, default=F("expires_at_dt"), output_field=DateTimeField())
 
     def work() -> int:
         pairs = free_pairs(using, attempt_ids, begun=False)
@@ -183,7 +185,8 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
         back = [pair.call.pk for pair in pairs if pair.call]
         calls = tables.calls(using).filter(pk__in=back)
         untried = When(failed_count=0, throttled_count=0, then=Value(states.NEW))
-        count = calls.update(status=Case(untried, default=Value(states.ERROR)), ready=True)
+        status = Case(untried, default=Value(states.ERROR))
+        count = calls.update(status=status, ready=True, expires_at_dt=expiry)
         ready_calls.tell_of_keys(using, back)
         return int(count)
 

@@ -98,7 +98,7 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
             excuse = _excuse(world, counted.values(), slot)
             if not excuse:
                 lates[call.rule].append(max(0.0, late))
-            if late > _bound(world, call.rule) + excuse:
+            if late > _bound(world, call.rule) + _forgotten(world, backlog, call) + excuse:
                 yield (
                     f"{call.token} of {call.rule} (key {call.key!r}, cost {call.cost}) went at "
                     f"{request.sent_at / MICRO:.3f}, and could have gone at {slot / MICRO:.3f}"
@@ -122,7 +122,7 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
         waiting.add(line)
         slot = slot_of(world, backlog, call, before)
         late = (world.scheduler.now - slot) / MICRO
-        if late > _bound(world, call.rule):
+        if late > _bound(world, call.rule) + _forgotten(world, backlog, call):
             yield (
                 f"{call.token} of {call.rule} (key {call.key!r}, cost {call.cost}) has not gone by "
                 f"{world.scheduler.now / MICRO:.3f}, and could have gone at {slot / MICRO:.3f}"
@@ -176,16 +176,22 @@ def overtaken(world: World, backlog: Backlog) -> Iterable[str]:
     """
     own = {call.pk: call for call in backlog.calls}
     released = sorted(
-        (one.pk, own[one.call]) for one in world.judge.releases.values() if one.call in own
+        (one for one in world.judge.releases.values() if one.call in own), key=lambda one: one.pk
     )
-    order = [call for _, call in released]
+    order = [own[one.call] for one in released]
+    # The pass of one that was counted twice took its rule to have no room.
+    miscounted = {
+        own[one.call].pk
+        for one in released
+        if any(one.began_at <= at <= one.at for at in world.judge.counted_twice)
+    }
     for place, call in enumerate(order):
         before = order[:place]
         if not _is_keyed(world, call.rule):
             behind = [x for x in before if x.rule == call.rule and (x.pk or 0) > (call.pk or 0)]
             if behind:
                 yield f"{call.token} of {call.rule} was overtaken by {behind[0].token}"
-        lower = [x for x in before if x.rule in _lower(world, call.rule)]
+        lower = [x for x in before if x.rule in _lower(world, call.rule) and x.pk not in miscounted]
         same = sum(x.rule == call.rule for x in before)
         if lower and backlog.is_one and backlog.is_plain and same < _own_room(world, call.rule):
             yield f"{call.token} of {call.rule} was overtaken by {lower[0].token} of {lower[0].rule}"
@@ -224,6 +230,15 @@ def _bound(world: World, rule: str) -> float:
         + (REVIEW if any(world.scene.tallies(one) for one in keyed) else 0.0)
         + (1.0 if any(one.kind == "bucket" and world.scene.tallies(one) for one in keyed) else 0.0)
     )
+
+
+def _forgotten(world: World, backlog: Backlog, call: CallOf) -> float:
+    """Seconds more, where an operator has changed a limit, and so the settings have another version:
+    a bucket's level is counted anew, as if it had been empty once. That costs one call's tokens.
+    """
+    buckets = [one for one in world.scene.limits(call.rule) if one.kind == "bucket"]
+    costs = [call.charge(one.unit) * one.seconds / one.n for one in buckets]
+    return max(costs, default=0.0) if backlog.changes else 0.0
 
 
 def _excuse(world: World, requests: Iterable[Request], slot: int) -> float:

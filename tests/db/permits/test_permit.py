@@ -26,7 +26,7 @@ from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_call_sent, run_callqueue, travel
 from callqueue.transitions import Job
-from tests.support.behaviour import Vendor, send
+from tests.support.behaviour import Vendor, release, send
 from tests.support.dispensers import Process
 from tests.support.waiters import pass_now
 from tests.support.waiters import waiter as new_waiter
@@ -224,6 +224,32 @@ def test_a_permit_that_was_taken_for_dead_waits_on(rules: Rules, is_deleted: boo
         pass_now(waiter)
         assert waiting_rows().get().due_at_dt == due
     assert isinstance(pass_now(waiter), Job)
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_permit_that_was_charged_and_not_begun_waits_on_if_its_waiter_says_so(
+    rules: Rules, lives: bool
+) -> None:
+    """The clock was set back by an hour while it was charged: it would be charged again and again
+    until then, for a waiter that is dead.
+    """
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        waiter = new_waiter()
+        assert not isinstance(waiter.step(), Job)
+    release()
+    (charged,) = CallQueue.objects.dispatched()
+    CallQueue.objects.update(expires_at_dt=timezone.now() + timedelta(hours=2))
+    with travel() as clock:
+        clock.forward(301)
+        if lives:
+            assert recovery.void_unbegun("default") == 1
+            assert isinstance(pass_now(waiter), Job)
+        else:
+            release()
+            assert not CallAttempt.objects.open().exists()
+            charged.refresh_from_db()
+            assert charged.status == CallQueue.Status.EXPIRED
 
 
 def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:
