@@ -244,11 +244,11 @@ class Waiter:
             raise
         finally:
             self._is_passing = False
-        if self._waits is not None:  # who has the rules' rows sees what was committed
-            self._is_in_doubt = False
         self._is_outdated = done.next_look.joins
         if self._is_outdated:  # it was undone, and its row with it
             self.pk, self._waits = before, None
+        elif self._waits is not None:  # who has the rules' rows sees what was committed
+            self._is_in_doubt = False
         return done
 
     def _stand(self, at: datetime) -> int | None:

@@ -263,3 +263,36 @@ def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
     one._beat()
     assert isinstance(pass_now(one), Job)
     assert CallQueue.objects.count() == 1
+
+
+def test_a_row_that_came_through_late_is_no_second_permit_where_the_settings_have_changed_meanwhile(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass that finds the row is undone, since its settings are not in force any more: what it
+    has found is there all the same.
+    """
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        one, release = new_waiter(), release_pass.release
+
+        def with_its_answer_lost(*given: Any, **how: Any) -> None:
+            release(*given, **how)
+            raise OperationalError("the connection was cut")
+
+        with monkeypatch.context() as cut:
+            cut.setattr(release_pass, "release", with_its_answer_lost)
+            with pytest.raises(OperationalError):
+                one._made_pass()
+        found, unseen = one._found, [None]
+        monkeypatch.setattr(one, "_found", lambda: unseen.pop() if unseen else found())
+
+        def outdated(*_: Any) -> None:
+            raise release_pass.Outdated
+
+        with monkeypatch.context() as changed:
+            changed.setattr(release_pass, "remember", outdated)
+            one._made_pass()
+        pass_now(one)
+        pass_now(one)
+        assert waiting_rows().count() == 1
+    assert isinstance(pass_now(one), Job)
