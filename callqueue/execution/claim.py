@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
@@ -41,6 +42,8 @@ READS = (
 _OF_ATTEMPT = [(name, f"a.{name}") for name in OF_ATTEMPT]
 _OF_CALL = [(name, f"c.{name}") for name in READS]
 _READING = ("clock", "moved")  # what the statement selects of the clock
+# seconds for which a begin whose answer was lost may come through yet
+DOUBT = 5.0
 # why a call cannot be made, where it is not for its own sake
 EXPIRED = "expired"
 NEWER = "only other processes' settings have its rule: their workers can make it"
@@ -59,15 +62,26 @@ def begin(
     answer to a first try may have been lost; in the order in which to send them. `lease`: seconds
     for which they are taken; None: as their rules say.
 
-    A database that is away is waited for, for as long as a release is good for.
+    A database that is away is waited for, for as long as a release is good for; and what is locked
+    after a try that failed, for a while: its commit may come through yet, and then nobody else
+    makes what it has begun.
     """
-    name, seconds = worker or name_worker(), conf.current().release_lease
-    return database.persist(
-        using, lambda: _begin(using, attempt_ids, name, lease), seconds=seconds, during="begin"
-    )
+    name, seconds, doubt_ends = worker or name_worker(), conf.current().release_lease, 0.0
+
+    def once() -> list[Job]:
+        nonlocal doubt_ends
+        try:
+            return _begin(using, attempt_ids, name, lease, doubt_ends)
+        except (DatabaseError, InterfaceError):
+            doubt_ends = doubt_ends or clocks.monotonic() + DOUBT
+            raise
+
+    return database.persist(using, once, seconds=seconds, during="begin")
 
 
-def _begin(using: str, attempt_ids: Sequence[int], worker: str, lease: float | None) -> list[Job]:
+def _begin(
+    using: str, attempt_ids: Sequence[int], worker: str, lease: float | None, doubt_ends: float
+) -> list[Job]:
     before = clocks.monotonic()
     found = _read(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
@@ -80,7 +94,8 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str, lease: float | N
     jobs = [job for job in jobs if job.attempt.id in taken]
     _leave_to_others(using, jobs)
     if len(jobs) < len(attempt_ids):
-        give_back(using, attempt_ids)
+        if give_back(using, attempt_ids) and clocks.monotonic() < doubt_ends:
+            raise OperationalError("an earlier try's begin may be committed yet")
         count, why = len(attempt_ids) - len(jobs), "already begun, voided or out of date"
         events.emit("attempt_refused", attempts=count, reason=why)
     if ledger_time.watch(using).wants_look and not database.in_transaction(using):

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from callqueue import (
@@ -396,6 +396,31 @@ def test_a_worker_gives_back_what_becomes_free_while_it_looks(
     monkeypatch.setattr(executor.time, "sleep", lambda _: host.__exit__(None, None, None))
     assert executor.execute("default", ids) == 0
     assert statuses(call) == [Status.NEW]
+
+
+@pytest.mark.usefixtures("row_locks")
+def test_a_begin_that_is_committed_late_leaves_nothing_begun_that_nobody_makes(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to its commit was lost, and the next try finds the attempt locked. Its call would be
+    UNKNOWN once the lease has ended, though nobody has sent it.
+    """
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    call = send("r")
+    (pk,), begin = released_by("r"), transitions.begin
+
+    def lose(*given: Any) -> None:
+        monkeypatch.setattr(transitions, "begin", begin)
+        connection.set_autocommit(False)
+        begin(*given)
+        raw, connection.connection = connection.connection, None
+        threading.Timer(0.3, lambda: (raw.commit(), raw.close())).start()
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(transitions, "begin", lose)
+    executor.execute("default", [pk])
+    assert outcomes(call) == ["succeeded"]
+    assert len(remote.requests) == 1
 
 
 def test_cleanup_goes_on_beside_a_batch_that_is_locked_whole(rules: Rules, row_locks: None) -> None:
