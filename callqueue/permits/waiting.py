@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from django.db import router
+from django.db import OperationalError, router
 
 from callqueue import clocks, conf, database, forecast, states, tables, transitions
 from callqueue.database import from_us
@@ -24,7 +24,7 @@ from callqueue.dispatch.next_look import NO_STREAK
 from callqueue.dispatch.release_pass import Begins, OwnCall, Pass
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.execution import claim, judging, recorder
-from callqueue.ledger import ledger_time, ready_calls
+from callqueue.ledger import ledger_time, ready_calls, rule_rows
 from callqueue.ledger.settings import Party
 from callqueue.ledger.transaction import untimed
 from callqueue.maintenance import recovery
@@ -315,6 +315,7 @@ class Waiter:
     # --- the end of the wait
 
     def _give_up(self) -> Job:
+        self.pk = self._settled()
         until, reason = self._expected()
         if self.pk is not None and not self._is_forgotten(self.pk):
             if (job := self._look()) is not None:
@@ -333,13 +334,21 @@ class Waiter:
         return found.release_at, found.reason
 
     def _withdraw(self) -> None:
-        pk = self._found() if self.pk is None else self.pk
+        pk = self._settled()
         if pk is None or self._is_forgotten(pk) or transitions.cancel(self.using, [pk]):
             return
         attempts = tables.attempts(self.using).open().filter(call_id=pk)
         begun = list(attempts.values_list("pk", flat=True))
         jobs = claim.begin(self.using, begun, self.worker) if begun else []
         recorder.write(self.using, [transitions.after_expiry(job) for job in jobs])
+
+    def _settled(self) -> int | None:
+        """Its row, if it has one, once it is known what became of its last pass."""
+        if self.pk is None and self._is_in_doubt:
+            with database.writing(self.using):
+                if not rule_rows.are_free(self.using, [self.rule]):
+                    raise OperationalError("a permit's pass may be committed yet")
+        return self._found() if self.pk is None else self.pk
 
     # --- its row among the calls, while it waits
 

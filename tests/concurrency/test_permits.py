@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +28,7 @@ from callqueue import (
     control,
     database,
 )
+from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
@@ -36,6 +37,7 @@ from callqueue.permits import apart, waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
+from tests.support.behaviour import commits_late
 from tests.support.recorder import highest_in_window
 from tests.support.waiters import pass_now
 from tests.support.waiters import waiting as waiting_rows
@@ -319,3 +321,35 @@ def test_coroutines_wait_side_by_side(rules: Rules) -> None:
     asyncio.run(all_of_them())
     assert len(arrivals) == 10 and highest_in_window(sorted(arrivals), 1.0) <= 4
     assert CallAttempt.objects.filter(sent_at__isnull=False, outcome="succeeded").count() == 10
+
+
+@pytest.mark.parametrize("end", ["is not waited for", "is withdrawn"])
+def test_a_pass_whose_commit_comes_through_after_its_permit_is_charged_for_nobody(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, row_locks: None, end: str
+) -> None:
+    """The limit would lack that charge until the permit's lease has ended."""
+    rules(r=Rule(limits=[Concurrency(1)]))
+    one, lock, late = Waiter(Options("r", wait=0).wanted()), release_pass._lock, list[Any]()
+    monkeypatch.setattr(waiting, "AT_ONCE", 0.1)
+    with monkeypatch.context() as patch:
+
+        def and_then(*given: Any) -> Any:
+            found = lock(*given)
+            late.append(commits_late(patch))
+            return found
+
+        patch.setattr(release_pass, "_lock", and_then)
+        with pytest.raises(OperationalError):
+            one._made_pass()
+    connection.close()
+    comes = threading.Timer(0.5, late[0][0])
+    comes.start()
+    if end == "is withdrawn":
+        one.withdraw()
+    else:
+        with suppress(NotNow):
+            while not isinstance(found := one.step(), Job):
+                time.sleep(found)
+            one.withdraw()
+    comes.join()
+    assert not CallAttempt.objects.open().exists()

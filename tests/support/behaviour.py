@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import requests
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from requests.utils import get_encoding_from_headers
 
 from callqueue import database
@@ -147,3 +147,22 @@ def lose_what_became_of_its_commit(monkeypatch: pytest.MonkeyPatch, releases: Di
         patch.setattr("callqueue.maker.take_off", lambda *_: lose)
         with pytest.raises(OperationalError):
             releases.tick()
+
+
+def commits_late(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """This thread's connection is lost at its next commit, which the server has yet to make: as
+    where it waits for a standby, or the network between is gone. Whatever is in the list may be
+    called to have it made.
+    """
+    late: list[Any] = []
+
+    def lose() -> None:
+        monkeypatch.undo()
+        raw = connection.connection
+        late.append(lambda: (raw.commit(), raw.close()))
+        connection.connection = None
+        connection.closed_in_transaction = False
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(connection, "_commit", lose)
+    return late

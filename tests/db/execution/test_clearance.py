@@ -26,7 +26,7 @@ from callqueue.execution import claim, flight, in_flight, request
 from callqueue.maker import Maker, take_off
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
-from tests.support.behaviour import Vendor, lose_what_became_of_its_commit, send
+from tests.support.behaviour import Vendor, commits_late, lose_what_became_of_its_commit, send
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
 
@@ -234,25 +234,6 @@ def test_a_hook_that_is_read_does_nothing_to_the_pass_that_has_charged_its_calls
     assert CallQueue.objects.get(pk=good.pk).status == Status.DONE
     assert CallQueue.objects.get(pk=odd.pk).status in (Status.FAILED, Status.DONE)
     assert CallAttempt.objects.filter(call=good.pk).count() == 1
-
-
-def commits_late(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """This thread's connection is lost at its next commit, which the server has yet to make: as
-    where it waits for a standby, or the network between is gone. Whatever is in the list may be
-    called to have it made.
-    """
-    late: list[Any] = []
-
-    def lose() -> None:
-        monkeypatch.undo()
-        raw = connection.connection
-        late.append(lambda: (raw.commit(), raw.close()))
-        connection.connection = None
-        connection.closed_in_transaction = False
-        raise OperationalError("server closed the connection unexpectedly")
-
-    monkeypatch.setattr(connection, "_commit", lose)
-    return late
 
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="there is no server")
