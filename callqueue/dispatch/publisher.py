@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 
 from celery import current_app
 
@@ -153,10 +154,11 @@ class Outbox:
                 if group.sending.done.is_set() and group.sending.error is None:
                     group.unpublished_from = 0.0
                 group.sending = None
-        self.undo(groups)
+        undo = partial(self.undo, groups)
+        database.persist(self.using, undo, during="release", seconds=within)
         while any(group.unpublished_from for group in groups) and time.monotonic() < end:
             time.sleep(DOUBT)
-            self.undo(groups)
+            database.persist(self.using, undo, during="release", seconds=within)
 
     def _send_beside(self, messages: list[Message]) -> None:
         with database.kept_connection(self.using):

@@ -23,6 +23,7 @@ from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
 from callqueue.execution import claim, flight, in_flight, request
+from callqueue.ledger import rule_rows
 from callqueue.maker import Maker, take_off
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
@@ -327,3 +328,25 @@ def test_nobody_runs_it_inside_a_transaction(remote: Vendor) -> None:
     assert "transaction" in ran.error
     assert not remote.requests
     assert not call.attempts.exists()
+
+
+def test_who_ends_while_the_database_is_away_takes_back_what_is_perhaps_committed_once_it_is_there(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment restarts both: the call that nobody sent would be unknown."""
+    call, looks = send("r"), iter([True, True])
+    releases, are_free = Dispenser(maker=Maker("default")), rule_rows.are_free
+    lose_what_became_of_its_commit(monkeypatch, releases)
+
+    def away_at_first(*given: Any) -> bool:
+        if next(looks, False):
+            raise OperationalError("the database system is shutting down")
+        return are_free(*given)
+
+    monkeypatch.setattr(rule_rows, "are_free", away_at_first)
+    stop = threading.Event()
+    stop.set()
+    releases.run(stop=stop)
+    call.refresh_from_db()
+    assert call.status == Status.NEW
+    assert not CallAttempt.objects.open().exists()
