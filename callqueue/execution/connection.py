@@ -67,6 +67,7 @@ _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
 # SO_LINGER: what is not delivered when a socket is closed, by whatever ends this process too, never
 # will be; or is, as usual
 _NOTHING_LATER, _AS_USUAL = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
+_LAST_DATA = struct.Struct("52xI")  # of TCP_INFO
 # what a kernel says that looks like Linux and does not know SIOCOUTQ
 _UNKNOWN = {errno.ENOTTY, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -117,6 +118,7 @@ class Gate:
     is_passed = False  # something was sent, or is about to be
     is_whole = False  # the last byte has left
     arrived: Mono | None = None  # when the other side had all of it, as far as that is known
+    answered_at: Mono | None = None  # when the last bytes of an answer came that were read
     is_late = False  # it had not at the last look
     is_told = False  # the ledger knows when it was sent
 
@@ -393,6 +395,19 @@ class SecureConnection(Connection, HTTPSConnection):
         return True
 
 
+def _unread_for(sock: socket.socket) -> float:
+    """Seconds for which the last bytes that came had been there (Linux; elsewhere 0): the field
+    tcpi_last_data_recv of linux/tcp.h, milliseconds.
+    """
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.size)
+        return float(_LAST_DATA.unpack(info)[0] / 1000)
+    except (OSError, struct.error):
+        return 0.0
+
+
 def _wait_at_most(sock: socket.socket, seconds: float) -> None:
     """Nothing is asked of the system where it is so already: other threads would get their turn."""
     if sock.gettimeout() != seconds:
@@ -455,6 +470,7 @@ class _Reader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         _wait_at_most(self._sock, self._trip.left(self._trip.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
+        self._trip.gate.answered_at = now() - _unread_for(self._sock)
         self._trip.took(count or 0)
         return count
 

@@ -3,7 +3,7 @@ many messages they came in; and the threads that make them. It alone uses the da
 a process has one connection for its calls, whatever its pool.
 
 Calls run side by side, in as few threads as keep them moving. A thread costs more than a fast call,
-so one does call after call; more join when nothing has ended for a few milliseconds, and where
+so one does call after call; another joins when nothing has ended for a few milliseconds, and where
 calls are known to be slow all have a thread from the start. A thread without a job is kept for a
 moment; a connection to a database that a hook opened in it is not.
 """
@@ -31,12 +31,12 @@ RECORDED = 2.0  # seconds past the last lease that a process which leaves waits 
 # seconds that a process that goes at once stays for what has just been answered
 LEAVING = 1.0
 SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
-# seconds of a wait for an answer in which no other thread gets further: all share one interpreter
-OWN = 0.002
+# seconds of an answer's latency in which no other thread gets further: all share one interpreter.
+# That is known no better on a kernel with 250 ticks a second
+OWN = 0.004
 # seconds for which a message waits for room before what is left of it goes on to another process
 HELD = 0.03
-# seconds without an end after which another thread joins; then two, four, ... until one ends
-STALL = 0.003
+STALL = 0.003  # seconds without an end after which another thread joins
 # seconds without an end after which what has ended is handed over, when all jobs are begun
 QUIET = 0.004
 HEARD = 0.001  # seconds for which who gives a clearance waits until the first job goes
@@ -114,7 +114,6 @@ class Flight:
         self.crew = Crew(self._made, self._ring)
         self.is_watching = True  # it looks every few milliseconds, without being rung for
         self.seen, self.first, self.last, self.moved = 0, 0.0, 0.0, 0.0
-        self.joins = 1  # threads that join next, where jobs are pending and none ends
         self.told = 0.0  # when the ledger was told last, in monotonic seconds
         threading.Thread(target=self._fly, name="callqueue-flight", daemon=True).start()
 
@@ -235,16 +234,16 @@ class Flight:
 
     def _ended(self) -> list[Result]:
         """What has ended, once it is time to hand it over. Where jobs are pending and none has
-        ended of late, another thread joins, and the next time twice as many.
+        ended of late, another thread joins.
         """
         crew, now = self.crew, time.monotonic()
         if len(crew.ended) > self.seen:
             self.first = self.first if self.seen else now
             self.last = self.moved = now
-            self.seen, self.joins = len(crew.ended), 1
+            self.seen = len(crew.ended)
         elif crew.pending and now - self.moved >= STALL:
-            crew.add((), self.joins)
-            self.moved, self.joins = now, 2 * self.joins
+            crew.join()
+            self.moved = now
         is_due = (
             self.seen >= len(self.under_way)
             or (not crew.pending and now - self.last >= QUIET)
@@ -341,7 +340,7 @@ def _threads_for(jobs: Collection[Job]) -> int:
     as answers take as long as the last ones.
     """
     untimed = [job.call.rule for job in jobs if job.attempt.send_at is None]
-    waits = sum(max(0.0, request.expected_leisure(rule) - OWN) for rule in untimed)
+    waits = sum(max(0.0, request.expected_latency(rule) - OWN) for rule in untimed)
     return len(jobs) - len(untimed) + round(waits / SOON)
 
 

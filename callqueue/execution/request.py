@@ -39,22 +39,18 @@ _WIDE = ("utf-16", "utf-32")
 LARGE = 8192
 NOT_KEPT = "[not kept: many answers of this rule are being cleaned]"
 _turns: dict[str, threading.Lock] = {}
-# by rule: seconds from the last request of this process to its answer, and those of them in which
-# the process computed
+# by rule: seconds from the last request of this process until its answer was there, and was read
 _waits: dict[str, tuple[float, float]] = {}
 
 
 def expected_wait(rule: str) -> float:
-    """Seconds that an answer is waited for, if it takes as long as the last one."""
-    return _waits.get(rule, (SLOW, 0.0))[0]
+    """Seconds until an answer is read, if it takes as long as the last one."""
+    return _waits.get(rule, (SLOW, SLOW))[1]
 
 
-def expected_leisure(rule: str) -> float:
-    """Seconds of them in which this process could do more. A wait for a turn of its own threads is
-    none: while it had half a processor, no other thread would have got further.
-    """
-    waited, computed = _waits.get(rule, (SLOW, 0.0))
-    return max(0.0, waited - 2 * computed)
+def expected_latency(rule: str) -> float:
+    """Seconds of them until it is there: it may wait for a turn of this process's threads then."""
+    return _waits.get(rule, (SLOW, SLOW))[0]
 
 
 class SlotGate(wire.Gate):
@@ -62,7 +58,6 @@ class SlotGate(wire.Gate):
 
     def __init__(self, job: Job) -> None:
         self._job, self.ends = job, job.lease_ends
-        self.computed = 0.0  # CPU seconds of this process when it was passed
 
     def wait(self) -> None:
         """Sleep until it is begun for certain, and its slot opens by the database's clock, erring
@@ -71,7 +66,7 @@ class SlotGate(wire.Gate):
         if self._job.clearance is not None and not self._job.clearance.wait():
             raise wire.Dropped("what has begun it was undone before the first byte was sent")
         self._sleep()
-        self.is_passed, self.computed = True, time.process_time()
+        self.is_passed = True
         left = self._job.lease_ends - clocks.monotonic()
         if left <= 0:
             raise wire.Dropped("the lease had ended before the first byte was sent")
@@ -145,8 +140,9 @@ def _requested(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answe
     if answer.starved:
         starvation.pause.begin(answer.error)
     if answer.sent_at is not None:
-        computed = time.process_time() - gate.computed
-        _waits[job.call.rule] = clocks.monotonic() - answer.sent_at, computed
+        read_at = clocks.monotonic()
+        came_at = read_at if gate.answered_at is None else gate.answered_at
+        _waits[job.call.rule] = came_at - answer.sent_at, read_at - answer.sent_at
     return answer
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from callqueue import Rule, Secret, SlidingWindow, clocks, handler
+from callqueue import Rule, Secret, SlidingWindow, handler
 from callqueue.database.connections import kept as kept_connections
-from callqueue.execution import executor, flight, in_flight, recorder, request, starvation, wire
+from callqueue.execution import executor, flight, in_flight, recorder, starvation, wire
 from callqueue.ledger import ready_calls
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
-from tests.support.behaviour import Vendor, release, response, run, send
+from tests.support.behaviour import Vendor, release, run, send
 from tests.support.starving import few_threads, no_descriptors
 
 Status = CallQueue.Status
@@ -183,26 +183,6 @@ def send_to_handler() -> CallQueue:
     call = CallQueue.objects.send({"method": "starving", "params": {}}, rule="r")
     assert call is not None
     return call
-
-
-def test_a_wait_in_which_this_process_computed_asks_for_no_more_threads(
-    remote: Vendor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed = [100.0]
-    time = SimpleNamespace(sleep=None, process_time=lambda: computed[0])
-    monkeypatch.setattr(request, "time", time)
-    monkeypatch.setattr(request, "_waits", {})
-
-    def answer() -> wire.Answer:
-        computed[0] += 0.9
-        sent_at = clocks.monotonic() - 1.0
-        return wire.Answer(response=response(200, {}, b"{}"), sent_at=sent_at, sent=True)
-
-    remote.answers["/"] = answer
-    send("r")
-    run()
-    assert request.expected_wait("r") >= 1
-    assert request.expected_leisure("r") == 0
 
 
 @pytest.mark.parametrize("scene", SCENES)

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callqueue import aside, clocks
-from callqueue.execution import wire
+from callqueue.execution import connection, wire
 from callqueue.execution.connection import Connection, Trip
 from callqueue.execution.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
 from tests.support.length import examples
@@ -634,3 +635,32 @@ def test_a_name_has_each_of_its_addresses_tried_in_turn(name_is: Callable[..., N
     with Peer(answering(echo)) as peer:
         assert nothing_was_sent(call(peer.url(host="two.test")))
         assert body_of(call(peer.url(host="two.test"), data="x")) == b"x"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells")
+@pytest.mark.parametrize("is_read_late", [False, True])
+def test_it_is_known_when_an_answer_came_however_late_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, is_read_late: bool
+) -> None:
+    """A process whose threads wait for each other has no slow API."""
+    wait_at_most = connection._wait_at_most
+
+    def read_late(sock: Any, seconds: float) -> None:
+        time.sleep(0.3)
+        wait_at_most(sock, seconds)
+
+    def slow(_: object) -> bytes:
+        time.sleep(0 if is_read_late else 0.3)
+        return answer_bytes(b"{}")
+
+    with Peer(answering(slow)) as peer:
+        if is_read_late:
+            monkeypatch.setattr(connection, "_wait_at_most", read_late)
+        gate = wire.Gate()
+        answer = call(peer.url("/"), gate=gate)
+        read_at = clocks.monotonic()
+    assert answer.sent_at is not None and gate.answered_at is not None
+    if is_read_late:
+        assert read_at - gate.answered_at >= 0.25
+    else:
+        assert gate.answered_at - answer.sent_at >= 0.25
