@@ -111,7 +111,7 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
         mean, width = sum(found) / len(found), min(windows, default=0.0)
         if len(windows) == len(list(world.scene.limits(rule))) and mean > (1 - USED) * width > 0:
             yield f"calls of {rule} went {mean:.3f} s late in the mean: that is not {USED} of it"
-    waiting = set()
+    waiting, left = set(), {request.token: request.sent_at for request in world.provider.requests}
     for call in backlog.calls:
         count = sum(release.call == call.pk for release in releases.values())
         if count > 1 and backlog.is_plain:
@@ -121,7 +121,7 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
             continue  # who is behind another goes after it
         waiting.add(line)
         slot = slot_of(world, backlog, call, before)
-        late = (world.scheduler.now - slot) / MICRO
+        late = (left.get(call.token, world.scheduler.now) - slot) / MICRO
         if late > _bound(world, call.rule) + _forgotten(world, backlog, call):
             yield (
                 f"{call.token} of {call.rule} (key {call.key!r}, cost {call.cost}) has not gone by "
