@@ -145,7 +145,8 @@ class Dispenser:
         self.settings = settings
         self.name = name or name_of_process(os.getpid())
         self.groups: dict[tuple[str, ...], RuleGroup] = {}
-        self._former: list[RuleGroup] = []  # in doubt as the settings put others in their place
+        # not all of it was published as the settings put others in their place
+        self._former: list[RuleGroup] = []
         self.membership = Membership(using, self.name, settings)
         if (maker is None or maker.kind != RUN) and publish is publisher.publish:
             self.membership.broker = broker.address(current_app)
@@ -220,9 +221,10 @@ class Dispenser:
         self.chores.maintain_if_due()
         self._poll_ready_if_due()
         self._poll_answers()
-        for group in self.groups.values():
+        for group in self._all_groups:
             self._apart(group, self.outbox.look)
-            if self._wants_pass(group) and not is_full(self.groups.values()):
+        for group in self.groups.values():
+            if self._wants_pass(group) and not is_full(self._all_groups):
                 self._apart(group, self._release)
         return self._pause()
 
@@ -328,7 +330,7 @@ class Dispenser:
     def _pause(self) -> float:
         now = time.monotonic()
         wakes = [self._poll_at, self.chores.next_round_at]
-        sending = [group for group in self.groups.values() if group.sending is not None]
+        sending = [group for group in self._all_groups if group.sending is not None]
         has_room = self.maker is None or self._room(self.maker).most >= 1
         if has_room and not is_full(sending):
             known = [group for group in self.groups.values() if not group.unpublished_from]
@@ -354,7 +356,7 @@ class Dispenser:
             if not self.only or not self.only.isdisjoint(rules)
         }
         here = set(map(id, self.groups.values()))
-        self._former = [one for one in before if one.is_in_doubt and id(one) not in here]
+        self._former = [one for one in before if one.unpublished_from and id(one) not in here]
 
     @property
     def _all_groups(self) -> list[RuleGroup]:

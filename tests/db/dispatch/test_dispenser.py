@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from threading import Event
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks
@@ -311,3 +313,27 @@ def test_what_is_perhaps_committed_is_taken_back_though_its_rules_are_no_group_a
     dispenser.tick()
     assert state(call) == Status.NEW
     assert not CallAttempt.objects.open().exists()
+
+
+def test_what_is_being_published_is_looked_after_though_its_rules_are_no_group_any_more(
+    rules: Rules,
+) -> None:
+    """The database is away as a refused message is to be undone: the calls would wait for the
+    release lease to end.
+    """
+    rules(r=Rule(limits=[WIDE]), other=Rule())
+    dispenser = Dispenser(publish=lambda *_: True)
+    dispenser.tick()
+    group, call = dispenser.groups[("r",)], send("r")
+    group.unpublished_from = clocks.monotonic()
+    assert len(release("default", ["r"]).released) == 1
+    done = Event()
+    group.sending = SimpleNamespace(done=done, error=OperationalError("it is away"))
+    rules(other=Rule())
+    dispenser.tick()
+    assert state(call) == Status.DISPATCHED
+    done.set()
+    for _ in range(2):
+        with suppress(OperationalError):
+            dispenser.tick()
+    assert state(call) == Status.NEW
