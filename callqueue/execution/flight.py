@@ -43,6 +43,9 @@ HEARD = 0.001  # seconds for which who gives a clearance waits until the first j
 AGE = 0.012  # seconds after which what has ended is handed over in any case: limits wait for it
 # seconds after which it is while jobs are still to begin: fast calls are best recorded together
 PENDING_AGE = 0.05
+AHEAD = (
+    4  # threads that compose requests before their clearance: who gives it waits for their start
+)
 LINGER = 1.0  # seconds for which a thread without a job is kept
 UNSERVED_S = 1.0  # seconds after which a job that no thread can be had for is handed back
 # seconds between two lines that say that there are no more threads, and for which that is believed
@@ -98,13 +101,13 @@ class Flight:
     """What this process has in flight; `most` says how many calls may be, 0 where the process goes.
 
     Whoever calls its public methods puts something into its inbox: a message that boards, jobs that
-    take off, an event to be set when nothing is in flight, or None, for a look. All else is done by
-    its own thread.
+    take off, a count of threads that they want, an event to be set when nothing is in flight, or
+    None, for a look. All else is done by its own thread.
     """
 
     def __init__(self, using: str, most: Callable[[], int]) -> None:
         self.using, self.most, self.pid = using, most, os.getpid()
-        self.inbox: queue.SimpleQueue[Message | list[Job] | threading.Event | None]
+        self.inbox: queue.SimpleQueue[Message | list[Job] | int | threading.Event | None]
         self.inbox = queue.SimpleQueue()
         self.boarding: list[Message] = []
         self.landings: list[threading.Event] = []
@@ -138,16 +141,19 @@ class Flight:
         """
         clearance, unfit = Clearance(), [job for job in jobs if job.unfit is not None]
         fit = [job for job in jobs if job.unfit is None]
+        threads = _threads_for(fit)
 
         def clear(is_begun: bool) -> None:
             clearance.give(is_begun=is_begun)
+            if is_begun and threads > AHEAD:
+                self.inbox.put(threads - AHEAD)
             # Only now: so one thread less wakes before they are sent.
             self.inbox.put(unfit if is_begun else [])
 
         for job in fit:
             job.clearance = clearance
         try:
-            self._send_off(fit)
+            self._send_off(fit, min(threads, AHEAD))
         except BaseException:  # some may have a thread already, which would wait for ever
             clear(False)
             raise
@@ -224,9 +230,11 @@ class Flight:
             while True:
                 self._hear(self.inbox.get_nowait())
 
-    def _hear(self, what: Message | list[Job] | threading.Event | None) -> None:
+    def _hear(self, what: Message | list[Job] | int | threading.Event | None) -> None:
         if isinstance(what, Message):
             self.boarding.append(what)
+        elif isinstance(what, int):
+            self.crew.add((), what)
         elif isinstance(what, threading.Event):
             self.landings.append(what)
         elif what is not None:
@@ -296,14 +304,15 @@ class Flight:
     def _launch(self, jobs: Sequence[Job]) -> None:
         """Send jobs on their way, and record those that cannot be made any more."""
         self.moved = time.monotonic()
-        self._send_off([job for job in jobs if job.unfit is None])
+        fit = [job for job in jobs if job.unfit is None]
+        self._send_off(fit, _threads_for(fit))
         self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
 
-    def _send_off(self, jobs: Sequence[Job]) -> None:
-        """Have these made. For any thread."""
+    def _send_off(self, jobs: Sequence[Job], threads: int) -> None:
+        """Have these made, by so many more threads. For any thread."""
         self.under_way.update((id(job), job) for job in jobs)
         if jobs:
-            self.crew.add(jobs, _threads_for(jobs))
+            self.crew.add(jobs, threads)
 
     def _settle(self) -> None:
         """Let the tasks go whose calls are under way, if there is room for others, and those that
