@@ -1,9 +1,14 @@
-"""What an attempt's end means: four outcomes, as plain values, of handlers and `classify`. Pure."""
+"""What an attempt's end means: four outcomes, as plain values, of handlers and `classify`. Pure.
+
+A `why` may be anything that has words, such as the error that was caught: it is kept as text.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from callqueue import texts
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,11 @@ class RetryLater:
     why: str
     after: float | timedelta | None = None
 
+    def __post_init__(self) -> None:
+        _as_text(self)
+        if not isinstance(self.after, int | float | timedelta | None):
+            raise _wrong(self, "after", "seconds, a timedelta or None")
+
 
 @dataclass(frozen=True)
 class HoldUntil:
@@ -34,12 +44,29 @@ class HoldUntil:
     why: str
     scope: str | None = None
 
+    def __post_init__(self) -> None:
+        _as_text(self)
+        if not isinstance(self.until, int | float | timedelta | datetime | None):
+            raise _wrong(self, "until", "seconds, a timedelta, a datetime or None")
+
 
 @dataclass(frozen=True)
 class GiveUp:
     """The call has failed for good; no retry can help."""
 
     why: str
+
+    def __post_init__(self) -> None:
+        _as_text(self)
+
+
+def _as_text(outcome: RetryLater | HoldUntil | GiveUp) -> None:
+    object.__setattr__(outcome, "why", texts.reason(outcome.why))
+
+
+def _wrong(outcome: object, name: str, wanted: str) -> TypeError:
+    kind = type(getattr(outcome, name)).__name__
+    return TypeError(f"{type(outcome).__name__}.{name}: must be {wanted}, not {kind}")
 
 
 Outcome = Succeeded | RetryLater | HoldUntil | GiveUp

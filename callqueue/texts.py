@@ -62,6 +62,16 @@ def worded(error: BaseException) -> str:
     return storable(f"{type(error).__name__}: {said}") if said else type(error).__name__
 
 
+def reason(why: object) -> str:
+    """What a hook or a program gave as its reason, whatever that is: of an error as `worded`."""
+    if isinstance(why, BaseException):
+        return worded(why)
+    try:
+        return "" if why is None else str(why)
+    except BaseException:
+        return type(why).__name__
+
+
 def in_one_line(error: BaseException) -> str:
     """What was raised in its own words, in one line of at most 300 characters, or its type."""
     text = " ".join(str(error).split())

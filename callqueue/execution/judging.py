@@ -132,7 +132,7 @@ def _default(job: Job, response: Any) -> Outcome:
 def _judged(job: Job, verdict: Outcome, now: datetime, note: str = "") -> Result:
     if isinstance(verdict, Succeeded):
         return transitions.after_success(job, verdict.result, note)
-    why = "; ".join(text for text in (verdict.why, note) if text not in (None, ""))
+    why = "; ".join(filter(None, [verdict.why, note]))
     if isinstance(verdict, GiveUp):
         return transitions.after_giving_up(job, why)
     if isinstance(verdict, RetryLater):
@@ -159,7 +159,7 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
         "per": per,
         "value": value,
         "until": now + timedelta(seconds=min(seconds, retry.max_hold)),
-        "reason": verdict.why or "",
+        "reason": verdict.why,
         "extend": is_named,
     }
 

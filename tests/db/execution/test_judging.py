@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from django.utils.translation import gettext_lazy
 
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
 from callqueue.execution import wire
@@ -161,6 +162,39 @@ def test_a_rule_may_judge_answers_itself(
     run()
     assert fresh(call).status == status
     assert Hold.objects.count() == (say == "held")
+
+
+@pytest.mark.parametrize(
+    "why", [ValueError("card declined"), gettext_lazy("card declined"), 402, {"code": 7}], ids=str
+)
+def test_a_reason_may_be_whatever_was_at_hand(rules: Rules, remote: Vendor, why: Any) -> None:
+    """Such as the error that was caught. A verdict that is lost for its words is made again, or is
+    taken for a success.
+    """
+    rules(r=Rule(classify=lambda _: GiveUp(why)), hold=Rule(classify=lambda _: HoldUntil(30, why)))
+    call, held = send("r"), send("hold")
+    run()
+    call = fresh(call)
+    assert call.status == Status.FAILED and str(why) in call.error_message
+    assert fresh(held).status == Status.ERROR and str(why) in Hold.objects.get().reason
+
+
+@pytest.mark.parametrize(
+    ("say", "field"),
+    [
+        (lambda: RetryLater("w", after="5"), "RetryLater.after"),  # type: ignore[arg-type]
+        (lambda: RetryLater("w", after=timezone.now()), "RetryLater.after"),  # type: ignore[arg-type]
+        (lambda: HoldUntil("5", "w"), "HoldUntil.until"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_verdict_whose_time_is_none_says_so_where_it_is_made(
+    rules: Rules, remote: Vendor, say: Callable[[], object], field: str
+) -> None:
+    rules(r=Rule(classify=lambda _: say()))
+    call = send("r")
+    run()
+    told = fresh(call).attempts.get().error_message
+    assert told.startswith(f"classify failed: TypeError: {field}: must be seconds")
 
 
 def test_truncated_and_broken_bodies_are_told_with_the_attempt(

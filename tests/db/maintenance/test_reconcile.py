@@ -81,6 +81,7 @@ def unknown(rule: str = "r", **options: Any) -> CallQueue:
         (Succeeded(), states.DONE, "", None),
         (GiveUp("declined"), states.FAILED, "declined", None),
         (GiveUp("no such pet: \ud83d\0"), states.FAILED, "no such pet: \ufffd", None),
+        (GiveUp(5), states.FAILED, "5", None),  # type: ignore[arg-type]
         (RetryLater("never seen"), states.NEW, "", 0),
         (RetryLater("not yet", after=300), states.NEW, "", 300),
         (RetryLater("not yet", after=timedelta(seconds=300)), states.NEW, "", 300),
@@ -156,9 +157,8 @@ def test_a_person_who_requeues_begins_a_new_count_and_a_hook_does_not() -> None:
         SystemExit(1),
         KeyboardInterrupt(),
         HoldUntil(60, "busy"),
-        GiveUp(5),
         "done",
-    ],  # type: ignore[arg-type]
+    ],
     ids=repr,
 )
 def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(

@@ -145,6 +145,10 @@ def test_a_hold_is_laid_whatever_its_words_are(rules: Rules) -> None:
     assert Hold.objects.get().reason.startswith("why ")
     row = CallAttempt.objects.get()
     assert row.outcome == "throttled" and len(row.call.path) == 100
+    with callqueue.permit("r") as permit:
+        permit.hold(60, ValueError("out of credit"))  # type: ignore[arg-type]
+        permit.hold(90, None)  # type: ignore[arg-type]
+    assert Hold.objects.filter(reason="").exists()
     for wrong in (-1, "30", float("nan"), None, True):
         with pytest.raises(ValueError, match="hold"):
             permit.hold(wrong)  # type: ignore[arg-type]
