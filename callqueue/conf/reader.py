@@ -112,7 +112,9 @@ class Reader:
         for name, path in handlers.items():
             if not isinstance(path, str):
                 self.note("HANDLERS", f"{name!r} is {_kind(path)}, not a dotted path")
-        return handlers
+            elif len(name) > MAX_NAME:
+                self.note("HANDLERS", f"{name!r:.40} is longer than {MAX_NAME} characters")
+        return {name.lower(): path for name, path in handlers.items()}
 
     def retention(self) -> dict[int, timedelta | None]:
         given = self.mapping("RETENTION")

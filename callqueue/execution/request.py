@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -184,7 +184,11 @@ def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
     )
     if call.first_sent_dt is None:
         call.first_sent_dt = job.wall(job.now())
-    return handler(params, context)
+    answer = handler(params, context)
+    if isinstance(answer, Coroutine):  # nothing was made yet, and nobody would await it
+        answer.close()
+        raise TypeError("the handler is async; write def, with asgiref's async_to_sync inside")
+    return answer
 
 
 # --- What is kept of an answer: cut before it is looked at, so that the work has a bound, and after

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from django.utils.module_loading import import_string
 
 from callqueue import conf
+from callqueue.limits.rules import MAX_NAME
 
 SAFE = frozenset({"get", "options", "head"})  # RFC 9110 section 9.2.1
 # as HTTP defines it, RFC 9110 section 9.2.2; the methods of handlers are not
@@ -54,10 +55,13 @@ class BuiltIn:
 
 
 def handler(name: str) -> Callable[[F], F]:
-    """Register the function below as the handler of calls whose method is `name`."""
+    """Register the function below as the handler of calls whose method is `name`, in any case."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        longest = f"at most {MAX_NAME} characters"
+        raise TypeError(f'write @callqueue.handler("name"), with a method\'s name, {longest}')
 
     def register(function: F) -> F:
-        _registered[name] = function
+        _registered[name.lower()] = function
         return function
 
     return register

@@ -168,9 +168,9 @@ def _checked_method(method: object, methods: Callable[[], Collection[str]]) -> s
     known, lowered = methods(), method.lower()
     if lowered == states.PERMIT:
         raise InvalidCall("method", "'permit' is not sent: take a permit with callqueue.permit()")
-    if method not in known and lowered not in known:
+    if lowered not in known:
         raise InvalidCall("method", f"{shown(method)} is unknown{suggest(lowered, known)}")
-    return method if method in known else lowered
+    return lowered
 
 
 def _anything(field: str, value: Any) -> None:

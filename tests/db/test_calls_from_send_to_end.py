@@ -11,7 +11,7 @@ from django.core import mail
 from django.utils import timezone
 
 import callqueue
-from callqueue import GiveUp, Retry, Rule
+from callqueue import GiveUp, Retry, Rule, handlers
 from callqueue.execution import claim, executor, recorder, request
 from callqueue.handlers import Context
 from callqueue.models import CallQueue
@@ -159,11 +159,13 @@ def own_handlers() -> Iterator[list[Any]]:
         seen.append((params, context))
         if params.get("fail"):
             raise OSError("line down")
-        return {"sent": params["to"]} if not params.get("give up") else GiveUp("no such number")
+        return (
+            {"sent": params["to"]}
+            if not params.get("give up")
+            else GiveUp(OSError("no such number"))
+        )
 
     yield seen
-    from callqueue import handlers
-
     handlers._registered.pop("sms")
 
 
@@ -180,9 +182,40 @@ def test_a_handler_makes_calls_of_its_own_kind(rules: Rules, own_handlers: list[
     assert fresh(bad).status == Status.ERROR
     assert "line down" in fresh(bad).error_message
     assert fresh(never).status == Status.FAILED
+    assert fresh(never).error_message == "OSError: no such number"
     context = own_handlers[0][1]
     assert (context.call_id, context.rule, context.key, context.attempt) == (good.pk, "r", "T1", 1)
     assert context.deadline > timezone.now()
+
+
+@pytest.mark.parametrize("spelt", ["sendFax", "SENDFAX", "sendfax"])
+def test_a_handler_is_found_however_its_name_is_spelt(rules: Rules, spelt: str) -> None:
+    rules(r=Rule())
+    callqueue.handler("sendFax")(lambda params, context: "faxed")
+    call = CallQueue.objects.send({"method": spelt, "params": {}}, rule="r")
+    run()
+    handlers._registered.pop("sendfax")
+    assert fresh(call).status == Status.DONE and fresh(call).answer.json() == "faxed"
+
+
+def test_an_async_handler_has_made_nothing(rules: Rules) -> None:
+    """Its coroutine is no result: nobody would have awaited it."""
+    rules(r=Rule())
+
+    @callqueue.handler("fax")
+    async def fax(params: Any, context: Context) -> None: ...
+
+    call = CallQueue.objects.send({"method": "fax", "params": {}}, rule="r")
+    run()
+    handlers._registered.pop("fax")
+    assert fresh(call).status == Status.ERROR
+    assert "the handler is async; write def" in fresh(call).error_message
+
+
+@pytest.mark.parametrize("name", [lambda params, context: None, None, "", 5, "x" * 101], ids=repr)
+def test_a_handler_without_the_name_of_a_method_is_refused_at_once(name: Any) -> None:
+    with pytest.raises(TypeError, match=r'write @callqueue.handler\("name"\)'):
+        callqueue.handler(name)
 
 
 def test_mail_is_sent(rules: Rules) -> None:

@@ -22,7 +22,7 @@ ANYWHERE = Reach(hosts=("*",), networks=())
 def checked(call_data: Any, **given: Any) -> dict[str, Any]:
     reach = Reach(tuple(given.pop("allowed_hosts", "*")), tuple(given.pop("allowed_networks", ())))
     arguments = {
-        "methods": lambda: METHODS | {"sms", "Fax"},
+        "methods": lambda: METHODS | {"sms", "fax"},
         "secret_names": {"STRIPE": "x", "GITHUB": "y"},
         "max_bytes": 262144,
     }
