@@ -112,15 +112,19 @@ def decoded(raw: bytes, label: str | None) -> str:
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a refusal of an unknown name: "; did you mean 'x'?" where a known name is near,
-    else the names there are, 12 at most.
+    else the names there are, 12 of them and how many more.
     """
     names = sorted(known)
     if near := nearest(name, names):
         return f"; did you mean {near!r}?"
-    return f"; there are {', '.join(map(repr, names[:12]))}" if names else ""
+    more = f", and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"; there are {', '.join(map(repr, names[:12]))}{more}" if names else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one's first 100 characters, or None."""
-    near = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
-    return near[0] if near else None
+    """The known name that is most like this one's first 100 characters, or None. Case is no
+    difference.
+    """
+    folded = {one.casefold(): one for one in known}
+    near = difflib.get_close_matches(name[:100].casefold(), folded, n=1, cutoff=0.5)
+    return folded[near[0]] if near else None

@@ -14,7 +14,7 @@ from callqueue.limits.budgets import Book, bind
 from callqueue.limits.kinds import SlidingWindow
 from callqueue.limits.rules import MAX_NAME, Rule
 from callqueue.security.secrets import SecretFor
-from callqueue.texts import suggest
+from callqueue.texts import storable, suggest
 
 STATUS_NAMES = {
     "new": states.NEW,
@@ -70,9 +70,9 @@ class Reader:
         value = self.values[key]
         if isinstance(value, Mapping) and all(isinstance(name, str) and name for name in value):
             return dict(value)
-        self.note(
-            key, f"is not a dict of names, but {_kind(value, 'a dict with a name that is no text')}"
-        )
+        unnamed = "a dict with a name that is no text"
+        kind = unnamed if isinstance(value, Mapping) else _kind(value)
+        self.note(key, f"is not a dict of names, but {kind}")
         return {}
 
     def book(self) -> Book:
@@ -83,6 +83,9 @@ class Reader:
                 del rules[name]
             elif len(name) > MAX_NAME:
                 self.note("RULES", f"{name!r:.40} is longer than {MAX_NAME} characters")
+                del rules[name]
+            elif storable(name) != name:
+                self.note("RULES", f"{name!r} is not text that a database can store")
                 del rules[name]
         rules.setdefault("default", DEFAULTS["RULES"]["default"])
         try:
@@ -128,9 +131,8 @@ class Reader:
                 )
                 kept.pop(name)
             elif value is not None and (not isinstance(value, timedelta) or value < timedelta(0)):
-                self.note(
-                    "RETENTION", f"{name!r} is {_kind(value)}, not a timedelta, nor None (keep)"
-                )
+                kind = "negative" if isinstance(value, timedelta) else _kind(value)
+                self.note("RETENTION", f"{name!r} is {kind}, not a timedelta, nor None (keep)")
                 kept.pop(name)
         return {STATUS_NAMES[name]: value for name, value in kept.items()}
 

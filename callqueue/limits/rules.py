@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.limits.kinds import KINDS, Limit, with_known_fields
+from callqueue.texts import storable
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-MAX_NAME = 100  # the width of the columns that hold rule and queue names
+MAX_NAME = 100  # the width of the columns that hold names of rules, queues and methods
 HOSTS_WANTED = (
     "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
 )
@@ -199,7 +200,8 @@ def _check_idempotency(rule: Rule) -> None:
     ):
         raise _wrong(rule, "idempotency_header", "a header's name, or None")
     if not isinstance(rule.idempotency_ttl, timedelta) or rule.idempotency_ttl < timedelta(0):
-        raise _wrong(rule, "idempotency_ttl", "a timedelta, as in timedelta(hours=24)")
+        wanted = "a timedelta, as in timedelta(hours=24), and not negative"
+        raise _wrong(rule, "idempotency_ttl", wanted)
 
 
 def _names(rule: Rule, name: str, value: object) -> tuple[str, ...]:
@@ -208,6 +210,8 @@ def _names(rule: Rule, name: str, value: object) -> tuple[str, ...]:
         isinstance(n, str) and n.strip() for n in names
     ):
         raise _wrong(rule, name, "a name or a list of names")
+    if any(storable(n) != n for n in names):
+        raise _wrong(rule, name, "made of text that a database can store")
     if any(len(n) > MAX_NAME for n in names):
         raise _wrong(rule, name, f"of names no longer than {MAX_NAME} characters")
     if len(set(names)) < len(names):

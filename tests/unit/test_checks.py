@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -42,10 +43,15 @@ def test_a_hard_time_limit_shorter_than_a_call_is_told(
     ("given", "said"),
     [
         ({"RULEZ": {}}, "did you mean 'RULES'"),
+        ({"Rules": {}}, "did you mean 'RULES'"),
+        ({"XYZ": {}}, "'ROUTER', and 2 more"),
+        ({"RULES": []}, "not a dict of names, but list"),
+        ({"RULES": {"a\0": Rule()}}, "not text that a database can store"),
         ({"RULES": {"a": "100/h"}}, "'a'"),
         ({"RULES": {rate: Rule(limits=[SlidingWindow(rate, name="x")]) for rate in ("1/s", "2/s")}}, "'x'"),
         ({"RETENTION": {"dun": None}}, "did you mean 'done'"),
         ({"RETENTION": {"done": 7}}, "timedelta"),
+        ({"RETENTION": {"done": timedelta(-1)}}, "'done' is negative"),
         ({"DISPENSER": {"POL": 1}}, "did you mean 'POLL'"),
         ({"DISPENSER": {"IN_WORKERS": -1}}, "IN_WORKERS is not a number from 0 to 86400"),
         ({"LEASE": {"GRACE": -1}}, "GRACE"),
@@ -55,6 +61,7 @@ def test_a_hard_time_limit_shorter_than_a_call_is_told(
         ({"MAX_CALL_BYTES": "big"}, "MAX_CALL_BYTES"),
         ({"ENCRYPTION_KEYS": ["short"]}, "ENCRYPTION_KEYS"),
         ({"HANDLERS": {"x": 5}}, "HANDLERS"),
+        ({"HANDLERS": {"x" * 101: "shop.fax"}}, "longer than 100 characters"),
         ([], "CALLQUEUE"),
     ],
 )  # fmt: skip

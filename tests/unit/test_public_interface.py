@@ -144,7 +144,7 @@ def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
     ("field", "value"),
     [
         ("hosts", 5), ("hosts", ["https://api.example.com"]), ("hosts", ["api.example.com:443"]), ("hosts", ["api.*.com"]),
-        ("queues", [1]), ("queues", []), ("queues", ()), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
+        ("queues", [1]), ("queues", ["a\0"]), ("queues", []), ("queues", ()), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
         ("connect_timeout", 0), ("read_timeout", -1), ("total_timeout", "60"), ("priority", 1.5), ("priority", 10**6),
         ("idempotency_header", "a b"), ("idempotency_ttl", 3600), ("on_lost", "maybe"),
         ("verify", 1), ("verify", ""), ("classify", "nodots"), ("settle", 7), ("priority", 32768), ("priority", -32769),
@@ -156,6 +156,14 @@ def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
 def test_a_rule_says_which_field_is_wrong(field: str, value: object) -> None:
     with pytest.raises(ImproperlyConfigured, match=rf"Rule\.{field}: "):
         Rule(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", 5, "a\0", "\ud800"])
+@pytest.mark.parametrize("field", ["per", "unit", "name"])
+def test_a_limit_says_which_name_is_none(field: str, name: object) -> None:
+    """What a database cannot store is refused here, not by each dispenser's pass."""
+    with pytest.raises(ImproperlyConfigured, match=rf"SlidingWindow\.{field}: .* is not a name"):
+        SlidingWindow("1/s", **{field: name})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from callqueue.texts import LONGEST_LABEL, charset, decoded, storable, storable_json, worded
+from callqueue.texts import (
+    LONGEST_LABEL,
+    charset,
+    decoded,
+    reason,
+    storable,
+    storable_json,
+    suggest,
+    worded,
+)
 
 anything = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\0"))
 HOSTILE = [
@@ -100,3 +109,15 @@ def test_anything_that_is_raised_has_words() -> None:
     assert worded(SystemExit(3)) == "SystemExit: 3"
     assert worded(KeyboardInterrupt()) == "KeyboardInterrupt"
     assert worded(_Wordless()) == "_Wordless"
+    assert [reason(why) for why in ("no", None, 402, KeyError("x"))] == [
+        "no",
+        "",
+        "402",
+        "KeyError: 'x'",
+    ]
+
+
+def test_a_name_is_suggested_whatever_its_case_and_left_out_ones_are_counted() -> None:
+    assert suggest("Default", ["default", "pay"]) == "; did you mean 'default'?"
+    assert suggest("zzz", [f"r{n:02}" for n in range(14)]).endswith("'r10', 'r11', and 2 more")
+    assert suggest("zzz", ["a", "b"]) == "; there are 'a', 'b'"

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.clocks import Us
-from callqueue.texts import nearest
+from callqueue.texts import nearest, storable
 
 D = TypeVar("D")
 SECOND = 1_000_000
@@ -139,12 +139,12 @@ class Limit:
 
     def __post_init__(self) -> None:
         where = type(self).__name__
-        for name in ("per", "unit"):
+        for name in ("per", "unit", "name"):
             value = getattr(self, name)
-            if not isinstance(value, str) or not value:
+            if name == "name" and value is None:
+                continue
+            if not isinstance(value, str) or not value or storable(value) != value:
                 raise ImproperlyConfigured(f"{where}.{name}: {value!r} is not a name")
-        if self.name is not None and (not isinstance(self.name, str) or not self.name):
-            raise ImproperlyConfigured(f"{where}.name: {self.name!r} is not a name")
         if not isinstance(self.strict, bool):
             raise ImproperlyConfigured(f"{where}.strict: {self.strict!r} is not True or False")
         if self.jitter is not None and (
