@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.db import models, router
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from callqueue import database, forecast, states, transitions
@@ -77,8 +78,22 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         batches = in_batches(self.filter(status__in=Move.CANCEL.sources), BATCH)
         return sum(transitions.cancel(self.db, pks) for pks in batches)
 
+    def update(self, **changed: Any) -> int:
+        """As Django's. What is made due later is not ready any more, until a promotion finds it."""
+        if is_postponed(changed.get("due_at_dt")):
+            changed.setdefault("ready", False)
+        return super().update(**changed)
+
     requeue.alters_data = True  # type: ignore[attr-defined]
+    update.alters_data = True  # type: ignore[attr-defined]
     cancel.alters_data = True  # type: ignore[attr-defined]
+
+
+def is_postponed(due: object) -> bool:
+    """Whether a call that is to be due then may not be so yet: an expression says not when."""
+    if isinstance(due, datetime) and timezone.is_aware(due):
+        return due > timezone.now()
+    return due is not None
 
 
 _Calls = models.Manager.from_queryset(CallQueueQuerySet)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from django.db import models
 from django.utils.translation import gettext
@@ -18,7 +19,7 @@ from callqueue.fields import (
     new_idempotency_key,
     one_call,
 )
-from callqueue.managers import CallQueueManager
+from callqueue.managers import CallQueueManager, is_postponed
 from callqueue.models.table import Table
 
 if TYPE_CHECKING:
@@ -177,6 +178,16 @@ class CallQueue(Table):
             ),
             models.Index(fields=("idempotency_key",), name="callqueue_idempotency_key"),
         )
+
+    def save(self, *args: Any, update_fields: Iterable[str] | None = None, **how: Any) -> None:
+        """As Django's. What is made due later is not ready any more, until a promotion finds it."""
+        fields = None if update_fields is None else {*update_fields}
+        is_written = "due_at_dt" in (self.__dict__ if fields is None else fields)
+        if self.pk is not None and is_written and is_postponed(self.due_at_dt):
+            self.ready = False
+            if fields is not None:
+                fields.add("ready")
+        super().save(*args, update_fields=fields, **how)
 
     def __str__(self) -> str:
         values = {"number": self.pk, "rule": self.rule, "status": self.get_status_display()}

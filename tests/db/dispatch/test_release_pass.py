@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, states
@@ -76,6 +77,29 @@ def test_higher_priority_first_then_the_order_of_being_due(rules: Rules) -> None
     answer(ago=3600)
     CallQueue.objects.filter(pk=later.pk).update(due_at_dt=timezone.now() - timedelta(seconds=1))
     assert release() == [later, low]
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_call_that_other_code_postpones_waits_until_then(rules: Rules, is_saved: bool) -> None:
+    """It was ready by then, and nothing but its column says that it no longer is."""
+    rules(r=Rule())
+    calls = [send("r") for _ in range(3)]
+    later = timezone.now() + timedelta(hours=1)
+    if is_saved:
+        for call, fields in zip(calls, (None, ["due_at_dt"], {"due_at_dt", "rule"}), strict=True):
+            call.refresh_from_db()
+            call.due_at_dt = later
+            call.save(update_fields=fields)
+    else:
+        CallQueue.objects.filter(pk=calls[0].pk).update(due_at_dt=later)
+        CallQueue.objects.filter(pk=calls[1].pk).update(
+            due_at_dt=F("due_at_dt") + timedelta(hours=1)
+        )
+        calls[2].due_at_dt = later
+        CallQueue.objects.bulk_update([calls[2]], ["due_at_dt"])
+    assert release() == []
+    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(hours=1))
+    assert release() == calls
 
 
 def test_all_limits_must_admit_a_call(rules: Rules) -> None:
