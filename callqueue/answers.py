@@ -25,7 +25,7 @@ WITHHELD = "withheld"
 _WITHHELD = "the answer is not kept: it could not be cleaned in time, stored or decrypted"
 _CUT = (
     "{kept} of {size} bytes of the answer are kept: raise KEEP_RESPONSE_BYTES, or the rule's"
-    " keep_response_bytes; nothing past MAX_RESPONSE_BYTES is read"
+    " keep_response_bytes; what is past MAX_RESPONSE_BYTES, or never came, is not there to be kept"
 )
 _SCRUBBED = (
     "the answer of {size} bytes held a secret of the call, so {kept} bytes without it are kept;"

@@ -19,7 +19,7 @@ _KINDS = {
     "dict": "a dict",
     "list": "a list",
     "int": "a number",
-    "float": "a number",
+    "float": "a float",
     "bool": "a boolean",
 }
 

@@ -24,6 +24,7 @@ from callqueue import clocks, conf, database, events, states, tables, texts, tra
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us
 from callqueue.execution.starvation import starved
+from callqueue.fields import UNREADABLE
 from callqueue.handlers import HTTP_METHODS, method_of, methods
 from callqueue.ledger import ledger_time, settings
 from callqueue.transitions import Job
@@ -251,11 +252,13 @@ def _reason_against(job: Job) -> str | None:
         return f"the rule {call.rule!r} is not in CALLQUEUE['RULES'] any more"
     if call.failed_count and transitions.is_key_stale(job, from_us(job.clock.wall)):
         return transitions.STALE  # it waited for longer than its backoff: in a hold, or a backlog
-    if not is_readable:
+    if data == UNREADABLE:
         return (
             "its call_data cannot be read; "
             "is the key that encrypted it missing from ENCRYPTION_KEYS?"
         )
+    if not is_readable:
+        return "its call_data is no dict with 'method' and 'params'; send would have refused it"
     if call.method not in HTTP_METHODS and call.method not in {*methods(), states.PERMIT}:
         return f"there is no handler for the method {call.method!r} any more"
     return None

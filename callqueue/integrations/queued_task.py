@@ -37,6 +37,8 @@ REFUSED = {
     "exchange": OF_THE_RULE,
     "time_limit": TIMEOUT,
     "soft_time_limit": TIMEOUT,
+    "not_before": "is Celery's own here: countdown=... or eta=...",
+    "expires_at": "is Celery's own here: expires=...",
     "rate_limit": "is Celery's own, per worker process: set Rule(limits=[...])",
 }
 OF_SEND = ("rule", "key", "cost", "unique_key", "callback")

@@ -32,6 +32,7 @@ def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go
 ) -> None:
     rules(r=Rule(), gone=Rule())
     orphan, handlerless, sound = send("gone"), send("r"), send("r")
+    formless = CallQueue.objects.create(rule="r", call_data={"method": "get"})
     CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
     (released,) = [c for c in release() if c.pk == orphan.pk]
     rules(r=Rule())
@@ -41,6 +42,8 @@ def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go
     assert "gone" in fresh(orphan).error_message
     assert fresh(handlerless).status == Status.FAILED
     assert "fax" in fresh(handlerless).error_message
+    assert fresh(formless).status == Status.FAILED
+    assert fresh(formless).error_message.startswith("its call_data is no dict with 'method'")
     assert fresh(sound).status == Status.DONE
     assert released
 

@@ -208,6 +208,12 @@ def test_options_without_a_meaning_are_refused_by_name(options: dict[str, Any], 
     assert not CallQueue.objects.exists()
 
 
+def test_options_of_send_that_celery_calls_otherwise_are_named_as_it_does() -> None:
+    for name, own in (("not_before", "eta="), ("expires_at", "expires=")):
+        with pytest.raises(InvalidCall, match=f"^{name}: .*{own}"):
+            fetch.apply_async(("a",), **{name: timezone.now()})
+
+
 def test_options_that_say_how_a_message_travels_do_nothing() -> None:
     fetch.apply_async(
         ("a",), retry=True, retry_policy={"max_retries": 3}, compression="zlib", serializer="json"

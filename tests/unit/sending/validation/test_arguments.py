@@ -90,6 +90,8 @@ class TestTheOtherArguments:
         for wrong in (-32769, 32768, True, 1.0, "1", None):
             with pytest.raises(InvalidCall, match="^priority"):
                 check_priority(wrong)
+        with pytest.raises(InvalidCall, match="whole number, not a float"):
+            check_priority(1.5)
 
     def test_times_are_aware_and_in_order(self) -> None:
         later = NOW + timedelta(hours=1)
