@@ -144,9 +144,12 @@ class Sign:
     moved: int = 0  # how far the ledger was
 
 
-def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = "") -> Sign:
-    """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState)."""
+def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = "") -> Sign | None:
+    """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState). None where
+    it proves nothing later: the clock that it goes by has jumped, and nobody has followed yet.
+    """
     reading = ledger_time.read(using)
+    has_jumped = ledger_time.watch(using).credited(reading) is None
     now = from_us(reading.at)
     rows = tables.dispensers(using)
     said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}
@@ -154,7 +157,7 @@ def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = 
         row = tables.DispenserState(name=name, started_at=now, **said)
         rows.bulk_create([row], ignore_conflicts=True)
     newest = tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
-    return Sign(now, newest, reading.moved)
+    return None if has_jumped else Sign(now, newest, reading.moved)
 
 
 def stated_by(using: str, name: str) -> str:

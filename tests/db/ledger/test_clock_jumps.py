@@ -186,6 +186,33 @@ def test_who_begins_just_after_the_clock_was_set_forward_forgets_nobody_that_run
     assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
 
 
+def test_a_sign_of_life_by_a_clock_that_was_set_and_set_back_holds_nothing(
+    two_clocks: Clocks,
+) -> None:
+    """Its row was put right when others followed, and the ledger lies where it lay before: as if a
+    backup had been restored that does not know it.
+    """
+    own = conf.current().book
+    one = Membership("default", "me", lambda: own)
+    one.runs = True
+    watch = ledger_time.watch("default")
+    watch.look()
+    before = ledger_time.moved("default")
+    two_clocks.pass_by(0.5)
+    two_clocks.jump(86400)
+    one.heartbeat()
+    two_clocks.pass_by(0.1)
+    watch.look()
+    assert ledger_time.moved("default") != before
+    two_clocks.pass_by(1)
+    two_clocks.jump(-86400)
+    watch.look()
+    assert ledger_time.moved("default") == before
+    two_clocks.pass_by(3)
+    one.heartbeat()
+    assert not Hold.objects.exists()
+
+
 ageing = pytest.mark.parametrize(
     "begin_to_age", [answer_all, tell_of_all], ids=["answered", "told of"]
 )
