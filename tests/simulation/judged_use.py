@@ -31,7 +31,9 @@ REVIEW = 0.61
 # And where a process makes its first calls: for so long it records no answer, since the clock may
 # have jumped just before it began, and begins nothing while it waits for that.
 YOUNG = 0.85
-BUCKETS = 0.25  # and of buckets, which are assumed to have been empty once
+# And of buckets, a part of the time that they take to fill: each is assumed to have been empty once
+# in four of those.
+BUCKETS = 0.25
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,10 @@ def _bound(world: World, rule: str) -> float:
     keyed = [one for one in limits if not is_shared(one)]
     return (
         LATE
-        + (BUCKETS if any(one.kind == "bucket" for one in limits) else 0.0)
+        + max(
+            (BUCKETS * b.burst * b.seconds / b.n for b in limits if b.kind == "bucket"), default=0.0
+        )
+        + (REVIEW if world.scene.settles(rule) else 0.0)  # an answer that comes during a pass
         + (REVIEW if any(world.scene.tallies(one) for one in keyed) else 0.0)
         + (1.0 if any(one.kind == "bucket" and world.scene.tallies(one) for one in keyed) else 0.0)
     )
