@@ -60,11 +60,15 @@ class KeysInTurn:
         """After the plan: served keys go behind the others; what the blocked ones wait for."""
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
+        first: dict[
+            tuple[str, str], int
+        ] = {}  # what it costs: all behind it wait as long as it does
         for candidate, budget in made.kept_back:
+            value = budget.value_of(candidate.key, "")
+            cost = first.setdefault((budget.id, value), budget.charge_of(candidate.cost))
             turn = self._turns.get((candidate.rule, candidate.priority, candidate.key))
             if turn is not None:
-                cost = budget.charge_of(candidate.cost)
-                self._block(turn, budget, budget.value_of(candidate.key, ""), cost)
+                self._block(turn, budget, value, cost)
         released = Counter((call.rule, call.priority, call.key) for call in made.releases)
         self._save(released)
         is_mid_round = self._is_mid_round or (self._is_full and bool(self._blocked))

@@ -141,6 +141,28 @@ def test_a_key_waits_for_the_limit_that_keeps_it_back_and_for_no_other(rules: Ru
     assert make_pass("default", ["r"]).opens_in == pytest.approx(20, abs=0.5)
 
 
+@pytest.mark.parametrize("window", ["2s", "1h"])
+@pytest.mark.parametrize("behind", ["a", "b"])
+def test_a_key_waits_for_as_long_as_the_costly_call_that_goes_first(
+    rules: Rules, window: str, behind: str
+) -> None:
+    """What stands behind it would have room: it was looked at again at once, pass after pass, for as
+    long as the other waits. `behind` is the same call of the key, or of another that shares its limit.
+    """
+    rules(r=Rule(limits=[SlidingWindow(f"8/{window}", per="account", unit="tokens")]))
+
+    def cost(tokens: int, part: str = "a") -> None:
+        send("r", key={"account": "x", "part": part}, cost={"tokens": tokens})
+
+    cost(4)
+    assert len(passes(1)) == 1
+    answer()
+    cost(7), cost(2, behind)
+    for _ in range(2):
+        done = make_pass("default", ["r"])
+        assert not done.released and done.next_look.after >= 0.3
+
+
 def test_a_changed_limit_lets_blocked_keys_go(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
     send("r", key="a"), send("r", key="a")
