@@ -97,7 +97,7 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
         if request.token in own:
             slot = slot_of(world, backlog, call, before)
             late = (request.sent_at - slot) / MICRO
-            excuse = _excuse(world, counted.values(), slot)
+            excuse = _excuse(world, counted.values(), call.rule, slot)
             if not excuse:
                 lates[call.rule].append(max(0.0, late))
             if late > _bound(world, call.rule) + _forgotten(world, backlog, call) + excuse:
@@ -231,7 +231,6 @@ def _bound(world: World, rule: str) -> float:
         + max(
             (BUCKETS * b.burst * b.seconds / b.n for b in limits if b.kind == "bucket"), default=0.0
         )
-        + (REVIEW if world.scene.settles(rule) else 0.0)  # an answer that comes during a pass
         + (REVIEW if any(world.scene.tallies(one) for one in keyed) else 0.0)
         + (1.0 if any(one.kind == "bucket" and world.scene.tallies(one) for one in keyed) else 0.0)
     )
@@ -246,16 +245,19 @@ def _forgotten(world: World, backlog: Backlog, call: CallOf) -> float:
     return max(costs, default=0.0) if backlog.changes else 0.0
 
 
-def _excuse(world: World, requests: Iterable[Request], slot: int) -> float:
+def _excuse(world: World, requests: Iterable[Request], rule: str, slot: int) -> float:
     """Seconds more, where some process had made its first call just before that slot, or a pass had
-    counted an attempt twice, so that it waited for one more to leave.
+    counted an attempt twice, so that it waited for one more to leave, or had not seen what it gave
+    back.
     """
     first: dict[Process, int] = {}
     for request in requests:
         first[request.process] = min(request.sent_at, first.get(request.process, request.sent_at))
     is_young = any(slot - MICRO < at < slot for at in first.values())
-    twice = any(slot - REVIEW * MICRO < at < slot for at in world.judge.counted_twice)
-    return max(YOUNG * is_young, REVIEW * twice)
+    unseen = world.judge.unseen if world.scene.settles(rule) else []
+    passes = [*world.judge.counted_twice, *unseen]
+    is_wrong = any(slot - REVIEW * MICRO < at < slot for at in passes)
+    return max(YOUNG * is_young, REVIEW * is_wrong)
 
 
 def is_shared(limit: LimitOf) -> bool:

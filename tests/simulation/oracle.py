@@ -78,6 +78,7 @@ class Judge:
     ended: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     calendar: int = 0  # microseconds that the database's clock shows at the beginning
     counted_twice: list[int] = field(default_factory=list)  # when a pass counted an attempt so
+    unseen: list[int] = field(default_factory=list)  # when an end came as a pass had just begun
     hampered: set[Process] = field(default_factory=set)  # slow, frozen or cut off at some time
     killed: set[Process] = field(default_factory=set)
     over_at: int = 0  # when the run ended

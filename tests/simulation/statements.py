@@ -78,6 +78,7 @@ class Statements:
         self._holding: set[Any] = set()  # and those that have laid a hold
         self._asked: dict[Task, int] = {}  # when its last statement began
         self._passes = Counter[tuple[Process, int]]()
+        self._locked: dict[Process, int] = {}  # when it last began a pass
         self._read_open: dict[Process, int] = {}  # when it last asked what is open
         self._ended_at = -1  # when an end was committed last
         self._ending: set[Any] = set()  # and those that have ended attempts
@@ -128,12 +129,17 @@ class Statements:
             self.scheduler.sleep(min(LONGEST, self._lag(draw) * task.process.slowness))
 
     def _note_count(self, process: Process, one: Statement) -> None:
-        """A pass that counts: who makes one after the other finds no more room; and what ends between
-        its two readings is in both.
+        """A pass that counts: who makes one after the other finds no more room; what ends between its
+        two readings is in both; and of what ends before them, but after its first statement, it does
+        not know that it gave something back.
         """
         judge, now = self.world.judge, self.scheduler.now
-        if one.place.startswith("ledger.account.") and "MIN(released_at)" in one.text:
+        if one.place == "dispatch.release_pass._lock":
+            self._locked[process] = now
+        elif one.place.startswith("ledger.account.") and "MIN(released_at)" in one.text:
             self._read_open[process] = now
+            if self._ended_at >= self._locked.get(process, now):
+                judge.unseen.append(now)
         elif one.place == "ledger.account.aged_since":
             if self._ended_at >= self._read_open.get(process, now):
                 judge.counted_twice.append(now)
