@@ -356,11 +356,13 @@ def _bring_to_now(using: str, now: datetime) -> None:
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
-    """Backoffs and permits' deadlines get no longer. Appointments stay, and locked calls."""
-    waiting, before = tables.calls(using).waiting(), from_us(reading.wall - jump.by - jump.gap)
+    """Backoffs and permits' deadlines get no longer, those neither that were over, and nobody had
+    seen it. Appointments stay, and locked calls.
+    """
+    waiting, now = tables.calls(using).waiting(), from_us(reading.wall)
     retries = waiting.filter(status=states.ERROR, ready=False)
     for rows, name in ((retries, "due_at_dt"), (waiting.filter(method=PERMIT), "expires_at_dt")):
-        first = rows.filter(**{f"{name}__gt": before}).order_by(name)
+        first = rows.filter(**{f"{name}__gt": now}).order_by(name)
         seen = tables.calls(using).filter(pk__in=list(first.values_list("pk", flat=True)[:RETRIES]))
         free = list(database.locked(seen.order_by("pk")).values_list("pk", flat=True))
         sooner = F(name) + timedelta(microseconds=jump.by)

@@ -275,6 +275,22 @@ def test_what_is_to_come_comes_as_soon_as_it_was_to(two_clocks: Clocks, jump: in
     assert left == pytest.approx(30 - went_by, abs=0.1)
 
 
+@pytest.mark.parametrize("jump", [-5, -3600])
+def test_what_was_over_when_the_clock_was_set_back_is_over(two_clocks: Clocks, jump: int) -> None:
+    """Though nobody had seen it by then: a retry that was due would wait for as long again."""
+    ledger_time.watch("default").look()
+    retry, dead = CallQueue.objects.new().order_by("pk")[:2]
+    just_now = two_clocks.wall - timedelta(seconds=1)
+    over = {"ready": False, "due_at_dt": just_now, "status": states.ERROR}
+    CallQueue.objects.filter(pk=retry.pk).update(**over)
+    CallQueue.objects.filter(pk=dead.pk).update(method=states.PERMIT, expires_at_dt=just_now)
+    two_clocks.jump(jump)
+    ledger_time.watch("default").look()
+    retry.refresh_from_db()
+    dead.refresh_from_db()
+    assert max(retry.due_at_dt, dead.expires_at_dt) < two_clocks.wall
+
+
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writes at a time")
 def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Clocks) -> None:
     """Nobody waits for an application's transaction with the ledger's frame in hand, nor for a pass
