@@ -25,7 +25,7 @@ PLACES_WANTED = (
 
 
 @with_known_fields
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Retry:
     """When a failed attempt is tried again. Times in seconds; see docs/reference/rules.md.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import ClassVar, Self
@@ -28,7 +28,7 @@ class TokenBucket(RateLimit):
     was sent: some 0.2 s, or its answer where that comes sooner.
     """
 
-    burst: int = field(kw_only=True)
+    burst: int
 
     keeps_level: ClassVar[bool] = True
 
