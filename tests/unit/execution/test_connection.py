@@ -347,7 +347,7 @@ def test_an_answer_before_the_request_is_whole_counts(stays: bool) -> None:
         if stays:
             line.peer.closing.wait(5)
 
-    with Peer(script) as peer, within(2):
+    with Peer(script) as peer, within(4):
         for count in (1, 2):
             answer = call(peer.url(), data="x" * 20_000_000, timeouts=Timeouts(read=0.2))
             assert answer.response is not None and answer.sent
