@@ -133,6 +133,7 @@ def _hold(world: World, draw: Any, backlog: Backlog) -> None:
     """An operator pauses a key, and resumes its rule."""
     from callqueue import control
 
+    backlog.has_held_key = True
     for rule in sorted(world.scene.rules):
         control.pause("default", rule, key=draw.choice(world.scene.keys))
     world.scheduler.sleep(0.6)

@@ -75,6 +75,7 @@ class Backlog:
     is_one: bool = True  # all release by the same settings
     is_plain: bool = True  # nobody meddles with it
     keeps_turns: bool = True  # and what keys are in which turn is not forgotten
+    has_held_key: bool = False  # an operator holds one: the keys of any rule take turns meanwhile
 
 
 def complaints(world: World, backlog: Backlog) -> Iterable[str]:
@@ -189,7 +190,7 @@ def overtaken(world: World, backlog: Backlog) -> Iterable[str]:
     }
     for place, call in enumerate(order):
         before = order[:place]
-        if not _is_keyed(world, call.rule):
+        if not _is_keyed(world, call.rule) and not backlog.has_held_key:
             behind = [x for x in before if x.rule == call.rule and (x.pk or 0) > (call.pk or 0)]
             if behind:
                 yield f"{call.token} of {call.rule} was overtaken by {behind[0].token}"
