@@ -43,12 +43,11 @@ class Plan:
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
 
-    def keep_back(self, candidate: Candidate, budget: Budget, instant: Us | None) -> None:
-        """Note that a candidate waits for room until `instant`; for an answer where it is None."""
+    def keep_back(self, candidate: Candidate, budget: Budget) -> None:
+        """Note that a candidate waits for room."""
         self.binding.setdefault(candidate.rule, budget.id)
         if budget.limit.is_keyed:
             self.kept_back.append((candidate, budget))
-        self.wait |= Wait.for_room(instant)
 
 
 def plan(
@@ -209,9 +208,11 @@ class _Planner:
         """Whether those of other keys may go before it."""
         assert way.binding is not None
         budget, value = way.binding
-        self.made.keep_back(candidate, budget, way.instant)
-        self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))
-        self._shut.add((budget.id, value))
+        self.made.keep_back(candidate, budget)
+        if (budget.id, value) not in self._shut:  # else it waits for what the one before it does
+            self.made.wait |= Wait.for_room(way.instant)
+            self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))
+            self._shut.add((budget.id, value))
         return budget.limit.is_keyed
 
     def _may_be_given_back(self, budget: Budget) -> bool:

@@ -13,6 +13,7 @@ from callqueue.dispatch.planning import Plan
 from callqueue.ledger import holds, ready_calls
 from callqueue.ledger.account import Account
 from callqueue.ledger.ready_calls import TOP, Candidate, Turn
+from callqueue.ledger.tallies import Scope
 from callqueue.limits.budgets import Budget
 
 KEYS = 256  # keys of a rule that one pass looks at at most
@@ -60,9 +61,7 @@ class KeysInTurn:
         """After the plan: served keys go behind the others; what the blocked ones wait for."""
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
-        first: dict[
-            tuple[str, str], int
-        ] = {}  # what it costs: all behind it wait as long as it does
+        first: dict[Scope, int] = {}  # what it costs: those behind it wait as long
         for candidate, budget in made.kept_back:
             value = budget.value_of(candidate.key, "")
             cost = first.setdefault((budget.id, value), budget.charge_of(candidate.cost))

@@ -43,9 +43,8 @@ HEARD = 0.001  # seconds for which who gives a clearance waits until the first j
 AGE = 0.012  # seconds after which what has ended is handed over in any case: limits wait for it
 # seconds after which it is while jobs are still to begin: fast calls are best recorded together
 PENDING_AGE = 0.05
-AHEAD = (
-    4  # threads that compose requests before their clearance: who gives it waits for their start
-)
+# threads that compose requests before their clearance: who gives it waits until these have begun
+AHEAD = 4
 LINGER = 1.0  # seconds for which a thread without a job is kept
 UNSERVED_S = 1.0  # seconds after which a job that no thread can be had for is handed back
 # seconds between two lines that say that there are no more threads, and for which that is believed

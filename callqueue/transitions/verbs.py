@@ -176,8 +176,8 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
     What somebody has locked is passed over. A permit's waiter has to say anew that it lives.
     """
-    lives = When(method=states.PERMIT, then=database.ClockNow())
-    expiry = Case(lives, default=F("expires_at_dt"), output_field=DateTimeField())
+    of_permit = When(method=states.PERMIT, then=database.ClockNow())
+    expiry = Case(of_permit, default=F("expires_at_dt"), output_field=DateTimeField())
 
     def work() -> int:
         pairs = free_pairs(using, attempt_ids, begun=False)

@@ -161,6 +161,7 @@ def test_a_key_waits_for_as_long_as_the_costly_call_that_goes_first(
     for _ in range(2):
         done = make_pass("default", ["r"])
         assert not done.released and done.next_look.after >= 0.3
+        assert not done.next_look.on_answer, "nothing is open, and it would look every 5 ms"
 
 
 def test_a_changed_limit_lets_blocked_keys_go(rules: Rules) -> None:
