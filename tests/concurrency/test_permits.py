@@ -28,7 +28,6 @@ from callqueue import (
     control,
     database,
 )
-from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
@@ -37,7 +36,7 @@ from callqueue.permits import apart, waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
-from tests.support.behaviour import commits_late
+from tests.support.behaviour import pass_that_commits_late
 from tests.support.recorder import highest_in_window
 from tests.support.waiters import pass_now
 from tests.support.waiters import waiting as waiting_rows
@@ -329,20 +328,10 @@ def test_a_pass_whose_commit_comes_through_after_its_permit_is_charged_for_nobod
 ) -> None:
     """The limit would lack that charge until the permit's lease has ended."""
     rules(r=Rule(limits=[Concurrency(1)]))
-    one, lock, late = Waiter(Options("r", wait=0).wanted()), release_pass._lock, list[Any]()
+    one = Waiter(Options("r", wait=0).wanted())
     monkeypatch.setattr(waiting, "AT_ONCE", 0.1)
-    with monkeypatch.context() as patch:
-
-        def and_then(*given: Any) -> Any:
-            found = lock(*given)
-            late.append(commits_late(patch))
-            return found
-
-        patch.setattr(release_pass, "_lock", and_then)
-        with pytest.raises(OperationalError):
-            one._made_pass()
-    connection.close()
-    comes = threading.Timer(0.5, late[0][0])
+    (commit,) = pass_that_commits_late(monkeypatch, one._made_pass)
+    comes = threading.Timer(0.5, commit)
     comes.start()
     if end == "is withdrawn":
         one.withdraw()

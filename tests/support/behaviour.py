@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from django.db import OperationalError, connection
 from requests.utils import get_encoding_from_headers
 
 from callqueue import database
+from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, executor, judging, recorder, request, wire
 from callqueue.ledger.ledger_time import ROW
@@ -149,10 +150,30 @@ def lose_what_became_of_its_commit(monkeypatch: pytest.MonkeyPatch, releases: Di
             releases.tick()
 
 
-def commits_late(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def pass_that_commits_late(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], object]
+) -> list[Callable[[], object]]:
+    """Make a pass whose commit the server has yet to make, on a connection that is lost. Whatever is
+    in the list may be called to have it made.
+    """
+    late, lock = list[Any](), release_pass._lock
+    with monkeypatch.context() as patch:
+
+        def and_then(*given: Any) -> Any:
+            found = lock(*given)
+            late.append(_commits_late(patch))
+            return found
+
+        patch.setattr(release_pass, "_lock", and_then)
+        with pytest.raises(OperationalError):
+            make()
+    connection.close()
+    return list(late[0])
+
+
+def _commits_late(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """This thread's connection is lost at its next commit, which the server has yet to make: as
-    where it waits for a standby, or the network between is gone. Whatever is in the list may be
-    called to have it made.
+    where it waits for a standby, or the network between is gone.
     """
     late: list[Any] = []
 

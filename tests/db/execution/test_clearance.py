@@ -28,7 +28,12 @@ from callqueue.maintenance import recovery
 from callqueue.maker import Maker, take_off
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
-from tests.support.behaviour import Vendor, commits_late, lose_what_became_of_its_commit, send
+from tests.support.behaviour import (
+    Vendor,
+    lose_what_became_of_its_commit,
+    pass_that_commits_late,
+    send,
+)
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
 
@@ -254,20 +259,9 @@ def test_a_commit_that_comes_through_after_its_connection_was_lost_leaves_nothin
     maker = Maker("default") if makes else None
     releases = Dispenser(maker=maker, publish=publish)
     releases.chores.is_loop = True
-    with monkeypatch.context() as patch:
-        late, lock = list[Any](), release_pass._lock
-
-        def and_then(*given: Any) -> Any:
-            found = lock(*given)
-            late.append(commits_late(patch))
-            return found
-
-        patch.setattr(release_pass, "_lock", and_then)
-        with pytest.raises(OperationalError):
-            releases.tick()
-    connection.close()
+    late = pass_that_commits_late(monkeypatch, releases.tick)
     releases.tick()
-    for commit in late[0]:
+    for commit in late:
         commit()
     end = time.monotonic() + 20
     done = lambda: CallQueue.objects.get().status == Status.DONE or published  # noqa: E731

@@ -237,14 +237,7 @@ def test_not_now_counts_what_waits_for_the_same_key(rules: Rules, waits: str) ->
             one.withdraw()
 
 
-@pytest.mark.parametrize("when", ["before its next pass", "in its next pass"])
-def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """The server has the rules' rows until then: where the permit stood anew as soon as they are
-    free, it would wait for its own charge.
-    """
-    rules(r=Rule(limits=[Concurrency(1)]))
+def waiter_whose_pass_lost_its_answer(monkeypatch: pytest.MonkeyPatch) -> Waiter:
     one, release = new_waiter(), release_pass.release
 
     def with_its_answer_lost(*given: Any, **how: Any) -> None:
@@ -255,6 +248,18 @@ def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
         cut.setattr(release_pass, "release", with_its_answer_lost)
         with pytest.raises(OperationalError):
             one._made_pass()
+    return one
+
+
+@pytest.mark.parametrize("when", ["before its next pass", "in its next pass"])
+def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The server has the rules' rows until then: where the permit stood anew as soon as they are
+    free, it would wait for its own charge.
+    """
+    rules(r=Rule(limits=[Concurrency(1)]))
+    one = waiter_whose_pass_lost_its_answer(monkeypatch)
     found, unseen = one._found, [None] if when == "before its next pass" else [None, None]
     monkeypatch.setattr(one, "_found", lambda: unseen.pop() if unseen else found())
     with monkeypatch.context() as locked:
@@ -273,16 +278,7 @@ def test_a_row_that_came_through_late_is_no_second_permit_where_the_settings_hav
     """
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
-        one, release = new_waiter(), release_pass.release
-
-        def with_its_answer_lost(*given: Any, **how: Any) -> None:
-            release(*given, **how)
-            raise OperationalError("the connection was cut")
-
-        with monkeypatch.context() as cut:
-            cut.setattr(release_pass, "release", with_its_answer_lost)
-            with pytest.raises(OperationalError):
-                one._made_pass()
+        one = waiter_whose_pass_lost_its_answer(monkeypatch)
         found, unseen = one._found, [None]
         monkeypatch.setattr(one, "_found", lambda: unseen.pop() if unseen else found())
 
