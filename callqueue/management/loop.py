@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.db import DatabaseError, InterfaceError
 
-from callqueue import conf
+from callqueue import conf, tables
+from callqueue.look import doctor
 from callqueue.management.base import wrong_use
 
 
@@ -20,8 +22,15 @@ def add_options(parser: CommandParser) -> None:
     add("--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these")
 
 
-def chosen(options: dict[str, Any]) -> tuple[list[str], float | None]:
-    """The rules, and for how many seconds; wrong use where there are none such."""
+def chosen(using: str, options: dict[str, Any]) -> tuple[list[str], float | None]:
+    """The rules, and for how many seconds; wrong use where there are none such. A database that
+    is away is waited for; one that answers and has no tables of ours is an error.
+    """
+    try:
+        tables.ledger_state(using).exists()
+    except (DatabaseError, InterfaceError):
+        if not doctor.database_refusal(using):
+            raise
     rules, seconds = options["rules"] or [], options["seconds"]
     if seconds is not None and not seconds >= 0:
         raise wrong_use(f"--for: {seconds:g} is not a number of seconds")

@@ -40,7 +40,7 @@ class Command(CallQueueCommand):
         if options["alive"]:
             self._check(using)
             return
-        rules, seconds = loop.chosen(options)
+        rules, seconds = loop.chosen(using, options)
         if options["once"]:
             self._once(using, rules)
         else:

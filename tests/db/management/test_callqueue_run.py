@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from celery import shared_task
+from django.db import connection
 
 from callqueue import Rule, SlidingWindow, broker, callbacks, maker
 from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch import publisher
 from callqueue.execution import in_flight
-from callqueue.models import CallAttempt, CallQueue, DispenserState
+from callqueue.models import CallAttempt, CallQueue, DispenserState, LedgerState
 from callqueue.outcome import RetryLater, Succeeded
 from tests.db.commands import run
 from tests.support.behaviour import Vendor, send
@@ -234,3 +235,16 @@ def test_a_signal_lets_what_is_in_flight_end_and_releases_no_more(
     run_until(lambda: len(remote.requests) == 2)
     states = list(CallQueue.objects.order_by("pk").values_list("status", flat=True))
     assert states == [Status.DONE, Status.DONE, Status.NEW]
+
+
+@pytest.mark.parametrize("command", ["run", "dispenser"])
+def test_a_database_without_the_tables_is_not_waited_for(command: str) -> None:
+    table = LedgerState._meta.db_table
+    with connection.schema_editor() as editor:
+        editor.alter_db_table(LedgerState, table, "elsewhere")
+    try:
+        said = run(command, "--for", "1")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_db_table(LedgerState, "elsewhere", table)
+    assert (said.code, "migrations" in said.error) == (1, True)
