@@ -375,8 +375,11 @@ class _Locked:
 
 def _watch(using: str) -> ledger_time.Watch:
     watch = ledger_time.watch(using)
-    if watch.wants_look and not database.in_transaction(using):
-        watch.look()
+    if not database.in_transaction(using):
+        if watch.wants_look:
+            watch.look()
+        if not watch.is_agreed:
+            watch.agree()
     return watch
 
 

@@ -34,6 +34,7 @@ OLD = 50.0  # seconds after which what clocks may drift apart is more than TOLER
 # microseconds that readings of two processes may be apart in what they make of a jump
 MISSED = SECOND
 AGREED = 1  # microseconds by which ledger time is set back to tell all that it stays as it is
+JUMPS = 1000  # of what it is moved by for a jump this is the unit, in microseconds
 RETRIES = 1000  # that wait for their backoff and are brought back with the clock, at most
 
 
@@ -138,6 +139,7 @@ class Watch:
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
         # when the first was made, or the first after so long that drift may hide a jump
         self.since: Mono | None = None
+        self._moved_then: int | None = None  # how far the ledger was when that one was made
         self.narrowed = ClockEstimate()
         self.steady_from: Us | None = None
         self._suspicious = False
@@ -169,6 +171,7 @@ class Watch:
         for _ in range(20):
             self.look()
             if not self._suspicious and not self.settles_in():
+                self.agree()
                 return
             time.sleep(SETTLED / 10)
 
@@ -199,6 +202,25 @@ class Watch:
             if self.steady_from is None or jumped or not is_next:
                 self.steady_from = reading.at
             return reading if jumped else self._keep(reading), self.steady_from
+
+    def agree(self) -> None:
+        """Say that ledger time stays as it is, where nobody has since this process came. Not in a
+        transaction.
+        """
+        if not self.is_agreed and self.last is not None:
+            # no lock: who holds the clock at this moment may go on
+            as_known = tables.ledger_state(self.using).filter(moved=self.last.moved)
+            if not as_known.update(moved=F("moved") + AGREED):
+                make_frame(self.using)
+        self.look()
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether somebody has moved the ledger since this process came, or said that it stays.
+        Before that it writes nothing that counts: who has looked before a jump that came before
+        this process, and not since, would take ledger time back to where that is too early.
+        """
+        return self.last is not None and self.last.moved != self._moved_then
 
     @property
     def wants_look(self) -> bool:
@@ -240,7 +262,7 @@ class Watch:
         instants that are too early: only who saw it set back, before anybody can have written, does
         so. Else it stays, and all are told to leave it (AGREED).
         """
-        by, since = last.jump_to(reading), self.since or 0.0
+        by, since = -(-last.jump_to(reading) // JUMPS) * JUMPS, self.since or 0.0
         if last.moved == reading.moved:
             return None if by and reading.before - since <= SETTLED else by
         seen = last.jump_to(replace(reading, at=reading.wall - last.moved))
@@ -248,6 +270,8 @@ class Watch:
         if is_new and not seen:
             return 0
         is_fresh = reading.after - last.before <= SETTLED
+        if by < 0 and (reading.moved - last.moved) % JUMPS:
+            return AGREED
         if by >= 0 or (by < -MISSED and seen < 0 and is_fresh):
             return by
         if self._late_since is None:
@@ -260,7 +284,8 @@ class Watch:
             self.narrowed = ClockEstimate()  # those before may be by a wrong time
         self._doubt(reading)
         self.last = self.narrowed.add(reading)
-        self.since = reading.before if self.since is None else self.since
+        if self.since is None:
+            self.since, self._moved_then = reading.before, reading.moved
         return self.last
 
     def _doubt(self, reading: Reading) -> None:
@@ -269,7 +294,7 @@ class Watch:
         last, since = self.last, self.since
         is_old = last is not None and reading.after - last.before > OLD
         if last and since is not None and is_old and since <= last.after and last.is_off(reading):
-            self.since = reading.before
+            self.since, self._moved_then = reading.before, reading.moved
 
 
 def check(using: str, reading: Reading) -> None:
@@ -279,7 +304,7 @@ def check(using: str, reading: Reading) -> None:
     """
     found = watch(using)
     is_known = found.credited(reading) is not None and not found.settles_in()
-    if not is_known and not database.is_nested(using):
+    if not (is_known and found.is_agreed) and not database.is_nested(using):
         raise Jumped
 
 

@@ -484,6 +484,31 @@ def test_who_missed_one_jump_of_two_deals_with_what_is_left(
     assert released(two_clocks) == 20
 
 
+@pytest.mark.parametrize("jump", [-1.5, -3600])
+@pytest.mark.parametrize("slept", [0.1, 5])
+def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
+    two_clocks: Clocks, others: Others, slept: float, jump: float
+) -> None:
+    """It was frozen, or nobody has heard of it yet, so that they did not wait for it: were ledger
+    time put forward for its sake, what they have made would count no more.
+    """
+    others.be("sleeper").look()
+    two_clocks.pass_by(1)
+    others.be("sleeper").look()
+    two_clocks.jump(jump)
+    others.be("newcomer")
+    assert released(two_clocks) == 20
+    if slept > ledger_time.SETTLED:
+        answer_all(two_clocks)
+        two_clocks.pass_by(slept)
+    for who in ("sleeper", "newcomer"):
+        others.be(who)
+        assert released(two_clocks) == 0
+    answer_all(two_clocks)
+    two_clocks.pass_by(60.5)
+    assert released(two_clocks) == 20
+
+
 @pytest.mark.parametrize("jump", [-0.45, 0.45, 5, -3600])
 @pytest.mark.parametrize("drift", [0.3, -0.3])
 def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
