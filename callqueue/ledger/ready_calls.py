@@ -144,14 +144,20 @@ def first_of_pairs(
         using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", wanted
     )
     place: dict[int, tuple[int, int, int]] = {}
+    pair_of: dict[int, tuple[int, str]] = {}
     seen = dict.fromkeys(counts, 0)
     order = {pair: i for i, pair in enumerate(counts)}
     for pair, pk in found:
         if seen[pair] < counts[pair]:
-            place[pk] = (-pair[0], seen[pair], order[pair])
+            place[pk], pair_of[pk] = (-pair[0], seen[pair], order[pair]), pair
         seen[pair] += 1
     where = f"{WAITING} AND id IN ({database.listed(place)})"
-    candidates = _candidates(using, where, []) if place else []
+    # Other code may have changed one before it was locked: of another rule or key nothing is read.
+    candidates = [
+        one
+        for one in (_candidates(using, where, []) if place else ())
+        if one.rule == rule and (one.priority, one.key) == pair_of[one.id]
+    ]
     return sorted(candidates, key=lambda candidate: place[candidate.id]), seen
 
 
@@ -165,7 +171,7 @@ def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
     source = f"{tables.name(using, 'CallQueue')} c"
     locking = database.skip_locked(using)
     sql = f"SELECT {columns.sql} FROM {source} WHERE {where}{locking}"
-    return [Candidate(*row) for row in columns.rows(sql, params)]
+    return [Candidate(*row) for *row, is_ready in columns.rows(sql, params) if is_ready]
 
 
 @lru_cache
@@ -180,6 +186,7 @@ def _columns(using: str) -> database.Columns:
         "last_attempt",
         "queue",
         "expires_at_dt",
+        "ready",
     )
     return database.Columns(using, {"c": (tables.CallQueue, names)})
 

@@ -204,3 +204,34 @@ def test_senders_of_one_new_key_do_not_wait_for_each_other(row_locks: None) -> N
 
 def a_call_of(key: str) -> dict[str, Any]:
     return {"call_data": {"method": "post", "params": {"url": "http://v.example/"}}, "key": key}
+
+
+def test_a_call_that_other_code_changes_at_any_statement_of_a_pass_does_not_go_as_it_was(
+    rules: Rules, row_locks: None
+) -> None:
+    """Of another rule or key the pass has counted nothing: its limit may be used up."""
+    rules(r=Rule(limits=[SlidingWindow("1/h", per="key")]), s=Rule(limits=[SlidingWindow("1/h")]))
+    send("r", key="used"), send("s")
+    a_pass(), release("default", ["s"])
+    later = database.clock("default") + timedelta(hours=1)
+    changes: list[dict[str, Any]] = [{"rule": "s"}, {"key": "used"}, {"due_at_dt": later}]
+    for place in range(1, MOST):
+        calls = [send("r", key=f"k{place}.{n}") for n in range(len(changes))]
+
+        def other_code(calls: list[CallQueue] = calls) -> None:
+            for call, change in zip(calls, changes, strict=True):
+                with transaction.atomic():  # what the pass has locked is in time no more
+                    rows = CallQueue.objects.filter(pk=call.pk)
+                    if rows.select_for_update(skip_locked=True):
+                        rows.update(**change)
+
+        with before_statement(place, lambda: together(other_code)) as seen:
+            a_pass()
+        for attempt in CallAttempt.objects.filter(call__in=calls).select_related("call"):
+            call = attempt.call
+            assert (call.rule, call.key) == ("r", calls[calls.index(call)].key), seen[place - 1]
+            assert call.due_at_dt < later, seen[place - 1]
+        CallQueue.objects.filter(pk__in=[call.pk for call in calls]).delete()
+        if len(seen) < place:
+            return
+    pytest.fail("the pass has no end")
