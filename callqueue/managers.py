@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.db import models, router
+from django.db.models import Case, Value, When
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -79,9 +80,12 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return sum(transitions.cancel(self.db, pks) for pks in batches)
 
     def update(self, **changed: Any) -> int:
-        """As Django's. What is made due later is not ready any more, until a promotion finds it."""
-        if is_postponed(changed.get("due_at_dt")):
-            changed.setdefault("ready", False)
+        """As Django's. What is made due later is not ready any more, until a promotion finds it;
+        and what is released and not begun waits again.
+        """
+        self._for_write = True
+        if "due_at_dt" in changed and is_postponed(self.db, changed["due_at_dt"]):
+            changed.setdefault("ready", False if "status" in changed else POSTPONED)
         return super().update(**changed)
 
     requeue.alters_data = True  # type: ignore[attr-defined]
@@ -89,10 +93,15 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     cancel.alters_data = True  # type: ignore[attr-defined]
 
 
-def is_postponed(due: object) -> bool:
+# `ready` of a call that is made due later. A released one is not: there it says to who begins, or
+# voids, that it is to wait after all.
+POSTPONED = Case(When(status=states.DISPATCHED, then=Value(True)), default=Value(False))
+
+
+def is_postponed(using: str, due: object) -> bool:
     """Whether a call that is to be due then may not be so yet: an expression says not when."""
     if isinstance(due, datetime) and timezone.is_aware(due):
-        return due > timezone.now()
+        return due > database.clock(using)
     return due is not None
 
 

@@ -37,7 +37,7 @@ OF_ATTEMPT = (
 READS = (
     "id", "rule", "key", "cost", "method", "failed_count", "throttled_count", "unique_key",
     "callback", "first_sent_dt", "due_at_dt", "trace_context", "status", "last_attempt",
-    "call_data", "expires_at_dt", "idempotency_key",
+    "call_data", "expires_at_dt", "idempotency_key", "ready",
 )  # fmt: skip
 # the columns, each with its name in a row of both
 _OF_ATTEMPT = [(name, f"a.{name}") for name in OF_ATTEMPT]
@@ -86,7 +86,8 @@ def _begin(
     before = clocks.monotonic()
     found = _read(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
-    rows = [row for row in found if _can_begin(row, worker)]
+    wall = from_us(clock.wall)
+    rows = [row for row in found if _can_begin(row, worker, wall)]
     jobs = _jobs(using, rows, clock, steady_from, lease)
     taken = set[int]()
     if jobs:
@@ -162,10 +163,13 @@ def _columns(using: str) -> tuple[database.Columns, str, str]:
     return database.Columns(using, wanted), attempts, calls
 
 
-def _can_begin(row: Mapping[str, Any], worker: str) -> bool:
+def _can_begin(row: Mapping[str, Any], worker: str, wall: datetime) -> bool:
     is_free = row["a.started_at"] is None or row["a.worker"] == worker
     is_waited_for = (
-        row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"]
+        row["c.status"] == states.DISPATCHED
+        and row["c.last_attempt"] == row["a.number"]
+        # else other code has postponed it since
+        and not (row["c.ready"] and row["c.due_at_dt"] > wall)
     )
     return is_free and row["a.finished_at"] is None and is_waited_for and _is_charged(row)
 

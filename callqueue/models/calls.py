@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from django.db import models
+from django.db import models, router, transaction
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -19,7 +19,7 @@ from callqueue.fields import (
     new_idempotency_key,
     one_call,
 )
-from callqueue.managers import CallQueueManager, is_postponed
+from callqueue.managers import POSTPONED, CallQueueManager, is_postponed
 from callqueue.models.table import Table
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class CallQueue(Table):
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
     callback = models.CharField(_("callback"), max_length=255, null=True, blank=True)
     # True once the call waits for nothing but its turn; a call that is due later, or that other
-    # code made, is promoted.
+    # code made, is promoted. Of a released one: other code has made it due later since.
     ready = models.BooleanField(default=False, editable=False)
     idempotency_key = models.UUIDField(default=new_idempotency_key, editable=False)
     first_sent_dt = models.DateTimeField(null=True, editable=False)
@@ -180,14 +180,17 @@ class CallQueue(Table):
         )
 
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **how: Any) -> None:
-        """As Django's. What is made due later is not ready any more, until a promotion finds it."""
+        """As Django's. What is made due later waits until then, as with `update`."""
+        using = how.get("using") or router.db_for_write(type(self), instance=self)
         fields = None if update_fields is None else {*update_fields}
         is_written = "due_at_dt" in (self.__dict__ if fields is None else fields)
-        if self.pk is not None and is_written and is_postponed(self.due_at_dt):
-            self.ready = False
-            if fields is not None:
-                fields.add("ready")
-        super().save(*args, update_fields=fields, **how)
+        if self.pk is None or not is_written or not is_postponed(using, self.due_at_dt):
+            super().save(*args, update_fields=fields, **how)
+            return
+        self.ready = False
+        with transaction.atomic(using=using):
+            super().save(*args, update_fields=fields, **how)
+            type(self).objects.using(using).filter(pk=self.pk).update(ready=POSTPONED)
 
     def __str__(self) -> str:
         values = {"number": self.pk, "rule": self.rule, "status": self.get_status_display()}

@@ -174,9 +174,11 @@ def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
 
 def void(using: str, attempt_ids: Iterable[int]) -> int:
     """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
-    What somebody has locked is passed over. A permit's waiter has to say anew that it lives.
+    What somebody has locked is passed over. A permit's waiter has to say anew that it lives, and
+    what other code has postponed since is not ready.
     """
     of_permit = When(method=states.PERMIT, then=database.ClockNow())
+    postponed = When(ready=True, due_at_dt__gt=database.ClockNow(), then=Value(False))
     expiry = Case(of_permit, default=F("expires_at_dt"), output_field=DateTimeField())
 
     def work() -> int:
@@ -186,7 +188,8 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
         calls = tables.calls(using).filter(pk__in=back)
         untried = When(failed_count=0, throttled_count=0, then=Value(states.NEW))
         status = Case(untried, default=Value(states.ERROR))
-        count = calls.update(status=status, ready=True, expires_at_dt=expiry)
+        ready = Case(postponed, default=Value(True))
+        count = calls.update(status=status, ready=ready, expires_at_dt=expiry)
         ready_calls.tell_of_keys(using, back)
         return int(count)
 

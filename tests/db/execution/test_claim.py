@@ -13,7 +13,7 @@ import pytest
 from celery.utils.threads import LocalStack
 from django.db.models import F
 
-from callqueue import Rule, SlidingWindow, conf, tasks
+from callqueue import Rule, SlidingWindow, conf, database, tasks
 from callqueue.dispatch.release_pass import LEAD
 from callqueue.execution import claim, executor, in_flight
 from callqueue.ledger import ledger_time
@@ -152,3 +152,50 @@ def test_a_message_with_ids_that_no_database_takes_fails_no_other(
     tasks.make_api_call.push_request(called_directly=False, is_eager=False)
     tasks.make_api_call.run([*FORGED, *ids])
     assert boarded == [ids]
+
+
+@pytest.mark.parametrize("how", ["update", "expression", "bulk_update", "save", "stale save"])
+@pytest.mark.parametrize("then", ["a worker begins it", "nobody does", "nothing"])
+def test_what_other_code_postpones_after_its_release_waits_until_then(
+    rules: Rules, remote: Vendor, how: str, then: str
+) -> None:
+    """But what has been begun is under way."""
+    rules(r=Rule())
+    call, hour = send("r"), timedelta(hours=1)
+    stale, later = fresh(call), call.due_at_dt + hour
+    assert release() == [call]
+    rows, call = CallQueue.objects.filter(pk=call.pk), fresh(call)
+    if how == "update":
+        rows.update(due_at_dt=later)
+    elif how == "expression":
+        rows.update(due_at_dt=F("due_at_dt") + hour)
+    elif how == "bulk_update":
+        call.due_at_dt = later
+        CallQueue.objects.bulk_update([call], ["due_at_dt"])
+    else:
+        for one in [call] if how == "save" else [stale]:
+            one.due_at_dt = later
+            one.save(update_fields=["due_at_dt"])
+    if then == "a worker begins it":
+        assert executor.execute("default", attempts_of(call)) == 0
+    elif then == "nobody does":
+        call.attempts.update(lease_until=call.created_dt - hour)
+    else:
+        rows.update(due_at_dt=call.created_dt)
+        assert executor.execute("default", attempts_of(call)) == 1
+        return
+    assert release() == []
+    assert fresh(call).status == Status.NEW and fresh(call).due_at_dt == later
+    with travel(hours=1, seconds=1):
+        assert release() == [call]
+    assert not remote.requests
+
+
+def test_a_call_that_waits_is_postponed_by_the_databases_clock(rules: Rules) -> None:
+    """This host's may be ahead of it: `travel` sets the database's alone."""
+    rules(r=Rule())
+    call = send("r")
+    with travel(hours=-2):
+        later = database.clock("default") + timedelta(hours=1)
+        CallQueue.objects.filter(pk=call.pk).update(due_at_dt=later)
+        assert not fresh(call).ready
