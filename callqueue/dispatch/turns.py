@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 
 from callqueue.clocks import Us
 from callqueue.database import from_us, to_us
@@ -61,13 +61,7 @@ class KeysInTurn:
         """After the plan: served keys go behind the others; what the blocked ones wait for."""
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
-        first: dict[Scope, int] = {}  # what it costs: those behind it wait as long
-        for candidate, budget in made.kept_back:
-            value = budget.value_of(candidate.key, "")
-            cost = first.setdefault((budget.id, value), budget.charge_of(candidate.cost))
-            turn = self._turns.get((candidate.rule, candidate.priority, candidate.key))
-            if turn is not None:
-                self._block(turn, budget, value, cost)
+        self._block_kept_back(made)
         released = Counter((call.rule, call.priority, call.key) for call in made.releases)
         self._save(released)
         is_mid_round = self._is_mid_round or (self._is_full and bool(self._blocked))
@@ -163,6 +157,31 @@ class KeysInTurn:
             )
         else:
             self._blocked[turn.pk] = (ready_calls.waits_for_room(scope), instant)
+
+    def _block_kept_back(self, made: Plan) -> None:
+        first: dict[Scope, int] = {}  # what it costs: those behind it wait as long
+        waiting, hasty = defaultdict[Scope, list[int]](list), set[Scope]()
+        for candidate, budget in made.kept_back:
+            value, own = budget.value_of(candidate.key, ""), budget.charge_of(candidate.cost)
+            cost = first.setdefault(scope := (budget.id, value), own)
+            place = (candidate.rule, candidate.priority, candidate.key)
+            turn = self._turns.get(place)
+            if turn is not None:
+                self._block(turn, budget, value, cost)
+                waiting[scope].append(turn.pk)
+                if own < cost or (cost > 1 and place not in self._last):  # or a next one, perhaps
+                    hasty.add(scope)
+        self._look_sooner({pk for scope in hasty for pk in waiting[scope]})
+
+    def _look_sooner(self, turns: Collection[int]) -> None:
+        """A costly call that cheaper ones wait behind may be cancelled, expire or be changed: they
+        might go then. All of one scope at once, or one would overtake it; the more there are, the
+        later.
+        """
+        soon = self.now + ready_calls.GONE + len(turns) * ready_calls.GONE // FEWEST
+        for pk in turns:
+            what, until = self._blocked[pk]
+            self._blocked[pk] = (what, min(until, soon))
 
     def _block_by_hold(self, turn: Turn, hold: holds.InForce) -> None:
         until = self.now + ready_calls.LIFTED

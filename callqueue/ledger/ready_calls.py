@@ -197,6 +197,8 @@ Pair = tuple[str, int]  # a key and a priority
 FIRST = "", -TOP  # less than any
 AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in any case
 ANSWERED = 2 * SECOND  # after which one is looked at that waits for an answer
+# after which one is looked at that waits behind a costlier call, at least
+GONE = 3 * SECOND // 2
 LIFTED = 30 * SECOND  # after which one is looked at that is held: the hold may be lifted
 UNLOCKED = SECOND // 2  # after which one is looked at whose calls somebody had locked
 

@@ -462,3 +462,35 @@ def test_cleanup_takes_away_turns_that_nobody_looks_at_any_more(
     cleanup.clean("default")
     assert at_once == [2, 2, 1, 0]
     assert list(KeyTurn.objects.values_list("key", flat=True)) == ["waits"]
+
+
+@pytest.mark.parametrize("behind", ["a", "b"])
+@pytest.mark.parametrize("end", ["cancel", "delete", "postpone", "expire"])
+def test_a_key_goes_soon_once_the_costly_call_before_it_is_gone(
+    rules: Rules, later: Later, behind: str, end: str
+) -> None:
+    """It waited for as long as that one, though its limit had room for it."""
+    rules(r=Rule(limits=[SlidingWindow("8/h", per="account", unit="tokens")]))
+
+    def cost(tokens: int, part: str = "a") -> CallQueue:
+        return send("r", key={"account": "x", "part": part}, cost={"tokens": tokens})
+
+    cost(4)
+    assert len(passes(1)) == 1
+    answer()
+    costly, cheap = cost(7), cost(2, behind)
+    assert not passes(2)
+    for seconds in (2, 4, 6):
+        later(seconds)
+        assert not passes(1), "a cheaper one overtakes it"
+    row = CallQueue.objects.filter(pk=costly.pk)
+    if end == "cancel":
+        row.cancel()
+    elif end == "delete":
+        row.delete()
+    elif end == "postpone":
+        row.update(due_at_dt=costly.due_at_dt + timedelta(days=1))
+    else:
+        row.update(expires_at_dt=costly.due_at_dt + timedelta(milliseconds=1))
+    later(8)
+    assert passes(2) == [cheap.key]
