@@ -118,7 +118,8 @@ class Gate:
     is_passed = False  # something was sent, or is about to be
     is_whole = False  # the last byte has left
     arrived: Mono | None = None  # when the other side had all of it, as far as that is known
-    answered_at: Mono | None = None  # when the last bytes of an answer came that were read
+    # when the last bytes of an answer came that were read, or its end; None: it had none
+    answered_at: Mono | None = None
     is_late = False  # it had not at the last look
     is_told = False  # the ledger knows when it was sent
 
@@ -468,9 +469,12 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
+        gate = self._trip.gate
+        gate.answered_at = None  # where nothing more comes, what came before was not the answer
         _wait_at_most(self._sock, self._trip.left(self._trip.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
-        self._trip.gate.answered_at = now() - _unread_for(self._sock)
+        # the end of a connection is no data, of which the system tells
+        gate.answered_at = now() - (_unread_for(self._sock) if count else 0.0)
         self._trip.took(count or 0)
         return count
 

@@ -664,3 +664,24 @@ def test_it_is_known_when_an_answer_came_however_late_it_is_read(
         assert read_at - gate.answered_at >= 0.25
     else:
         assert gate.answered_at - answer.sent_at >= 0.25
+
+
+@pytest.mark.parametrize("end", ["it is closed", "nothing more comes"])
+def test_an_answer_without_a_length_has_come_when_its_connection_ends(end: str) -> None:
+    """A thread has it in hand until then: others are wanted for the calls that wait."""
+    closes = end == "it is closed"
+
+    def slow(line: Any) -> None:
+        line.read()
+        line.send(b"HTTP/1.1 200 OK\r\n" + (b"" if closes else b"Content-Length: 9\r\n") + b"\r\nx")
+        line.peer.closing.wait(0.3 if closes else 9)
+        line.sock.close()
+
+    with Peer(slow) as peer:
+        gate = wire.Gate()
+        answer = call(peer.url("/"), gate=gate, timeouts=Timeouts(connect=5, read=0.3, total=5))
+        read_at = clocks.monotonic()
+    assert answer.sent_at is not None
+    assert answer.broken is not closes
+    came_at = read_at if gate.answered_at is None else gate.answered_at
+    assert came_at - answer.sent_at >= 0.25
