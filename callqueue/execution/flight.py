@@ -100,13 +100,13 @@ class Flight:
     """What this process has in flight; `most` says how many calls may be, 0 where the process goes.
 
     Whoever calls its public methods puts something into its inbox: a message that boards, jobs that
-    take off, a count of threads that they want, an event to be set when nothing is in flight, or
-    None, for a look. All else is done by its own thread.
+    take off, an event to be set when nothing is in flight, or None, for a look. All else is done by
+    its own thread.
     """
 
     def __init__(self, using: str, most: Callable[[], int]) -> None:
         self.using, self.most, self.pid = using, most, os.getpid()
-        self.inbox: queue.SimpleQueue[Message | list[Job] | int | threading.Event | None]
+        self.inbox: queue.SimpleQueue[Message | list[Job] | threading.Event | None]
         self.inbox = queue.SimpleQueue()
         self.boarding: list[Message] = []
         self.landings: list[threading.Event] = []
@@ -144,8 +144,8 @@ class Flight:
 
         def clear(is_begun: bool) -> None:
             clearance.give(is_begun=is_begun)
-            if is_begun and threads > AHEAD:
-                self.inbox.put(threads - AHEAD)
+            if is_begun and threads > AHEAD:  # its own thread may wait for the database
+                self.crew.add((), threads - AHEAD)
             # Only now: so one thread less wakes before they are sent.
             self.inbox.put(unfit if is_begun else [])
 
@@ -229,11 +229,9 @@ class Flight:
             while True:
                 self._hear(self.inbox.get_nowait())
 
-    def _hear(self, what: Message | list[Job] | int | threading.Event | None) -> None:
+    def _hear(self, what: Message | list[Job] | threading.Event | None) -> None:
         if isinstance(what, Message):
             self.boarding.append(what)
-        elif isinstance(what, int):
-            self.crew.add((), what)
         elif isinstance(what, threading.Event):
             self.landings.append(what)
         elif what is not None:

@@ -147,3 +147,31 @@ def test_whoever_is_told_to_go_lands_first(monkeypatch: pytest.MonkeyPatch, sign
     monkeypatch.setattr(in_flight, "land", lambda: landed.append(signal))
     signal.send(sender=None)
     assert landed == [signal]
+
+
+def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However slow it is, and however many: a begin whose answer was lost may take seconds."""
+    began, goes, made = threading.Event(), threading.Event(), list[int]()
+
+    def begin(*_: Any) -> list[Any]:
+        began.set()
+        goes.wait(20)
+        return []
+
+    def make(job: Any) -> None:
+        made.append(job.attempt.id)
+        goes.wait(20)
+
+    monkeypatch.setattr(flight.claim, "begin", begin)
+    monkeypatch.setattr(flight.telemetry, "traced", lambda _: make)
+    one = flight.Flight("default", lambda: 100)
+    monkeypatch.setattr(one, "_connected", lambda work: work())
+    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
+    assert began.wait(20)
+    one.take_off([_job(number, "slow") for number in range(2, 22)])(True)
+    try:
+        wait_until(lambda: len(made) == 20, 5)
+    finally:
+        goes.set()
