@@ -114,6 +114,9 @@ def duration(value: str | timedelta | None) -> timedelta | None:
 
 
 def key_of(text: str | None) -> Any:
+    """What `--key` says; "" where it was not given."""
+    if text == "":  # a script's empty variable, which would pause or cancel all keys
+        raise wrong_use("--key: is empty; leave it out for all keys")
     if not text or not text.startswith("{"):
         return text or ""
     try:

@@ -74,6 +74,8 @@ def rule_of(url: str | None) -> str | None:
         host = urlsplit(url or "").hostname or ""
     except ValueError:
         raise InvalidCall("url", "cannot be read") from None
+    if url and not host:
+        raise InvalidCall("url", "names no host; give all of it, as https://api.example/path")
     return intake.rule_of_host(host, conf.current())
 
 

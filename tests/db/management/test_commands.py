@@ -35,6 +35,7 @@ def two_rules(rules: Rules) -> None:
         ("requeue --rule othr", "did you mean 'other'"),
         ("requeue --since 2hours", "not a duration"),
         ("requeue --key {nonsense", "not JSON"),
+        ("pause r --key=", "--key: is empty"),
         ("requeue --database nowhere", "no 'nowhere' in DATABASES"),
         ("pause othr", "did you mean 'other'"),
         ("pause r --for soon", "not a duration"),

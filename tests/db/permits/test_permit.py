@@ -316,6 +316,8 @@ def test_what_is_wrong_is_said_at_once(rules: Rules) -> None:
         assert wrong.value.field in arguments
     with callqueue.permit(url="https://api.example.com/x") as permit:
         assert CallAttempt.objects.get(pk=permit.attempt_id).rule == "r"
+    with pytest.raises(InvalidCall, match="url: names no host"):
+        callqueue.permit(url="api.example.com/x")
     with callqueue.permit(url="https://else.example.com/x") as permit:
         assert CallAttempt.objects.get(pk=permit.attempt_id).rule == "default"
 
