@@ -96,7 +96,10 @@ def _begin(
     jobs = [job for job in jobs if job.attempt.id in taken]
     _leave_to_others(using, jobs)
     if len(jobs) < len(attempt_ids):
-        if give_back(using, attempt_ids) and clocks.monotonic() < doubt_ends:
+        locked = give_back(using, attempt_ids)
+        if clocks.monotonic() < doubt_ends and (
+            locked or _has_more(using, attempt_ids, worker, jobs)
+        ):
             raise OperationalError("an earlier try's begin may be committed yet")
         count, why = len(attempt_ids) - len(jobs), "already begun, voided or out of date"
         events.emit("attempt_refused", attempts=count, reason=why)
@@ -141,6 +144,12 @@ def give_back(using: str, attempt_ids: Sequence[int]) -> int:
         return 0
     transitions.void(using, seen)
     return len(left.all())
+
+
+def _has_more(using: str, attempt_ids: Sequence[int], worker: str, jobs: Sequence[Job]) -> bool:
+    """Whether this worker has begun others of these: by a commit that came while it looked."""
+    mine = tables.attempts(using).open().filter(pk__in=list(attempt_ids), worker=worker)
+    return mine.exclude(pk__in=[job.attempt.id for job in jobs]).exists()
 
 
 def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:

@@ -735,3 +735,38 @@ def test_nobody_is_the_victim_of_a_deadlock(
     everybody = hammer.Hammer(remote)
     everybody.run(examples(3, 300))
     everybody.judge()
+
+
+@pytest.mark.usefixtures("row_locks")
+def test_a_begin_that_is_committed_at_any_statement_of_the_next_try_is_made(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two of them it was neither taken nor locked any more, and nobody made the call."""
+    rules(r=Rule(limits=[SlidingWindow("1000/s")]))
+    begin = transitions.begin
+    for place in range(1, 16):  # two tries and more
+        call = send("r")
+        (pk,), late, seen = released_by("r"), list[Any](), list[str]()
+
+        def lose(*given: Any, late: list[Any] = late) -> None:
+            monkeypatch.setattr(transitions, "begin", begin)
+            connection.set_autocommit(False)
+            begin(*given)
+            late.append(connection.connection)
+            connection.connection = None
+            raise OperationalError("server closed the connection unexpectedly")
+
+        def before(
+            execute: Any, sql: str, *given: Any, late: list[Any] = late, seen: list[str] = seen
+        ) -> Any:
+            seen += [sql] if late else []
+            if len(seen) == place:
+                late[0].commit()
+            return execute(sql, *given)
+
+        monkeypatch.setattr(transitions, "begin", lose)
+        with connection.execute_wrapper(before):
+            executor.execute("default", [pk])
+        late[0].close()
+        assert outcomes(call) == ["succeeded"], seen[place - 1 :]
+    assert len(remote.requests) == place
