@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from django.db import OperationalError, router
@@ -85,6 +85,7 @@ class Waiter:
         self._is_passing = self._is_in_doubt = False  # a pass is under way; its end is not known
         self._waits: bool | None = None  # in the last pass; None: that had not the rules
         self._has_given_up = False
+        self._stands = False  # its row is in line, and its key has had news
         self._is_outdated = False  # the last pass went by settings of the past
         self._streak = NO_STREAK
         self.passed_at, self._pause_of_pass = now(), 0.0
@@ -168,6 +169,7 @@ class Waiter:
     def _stand_anew(self) -> None:
         """Its row is no more: the next pass has another, in the old place."""
         self.pk, self._identity, self.passed_at, self.ahead = None, uuid4(), 0.0, 0
+        self._stands = False
 
     def _take_up(self, attempt_id: int) -> Job | None:
         return self._taken_up(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
@@ -226,7 +228,7 @@ class Waiter:
             wanted.lease,
             lead,
             self._stand,
-            is_new=self.pk is None,
+            is_new=not self._stands,
         )
         self._is_passing, self._waits = True, None
         try:
@@ -248,7 +250,7 @@ class Waiter:
         if self._is_outdated:  # it was undone, and its row with it
             self.pk, self._waits = before, None
         elif self._waits is not None:  # who has the rules' rows sees what was committed
-            self._is_in_doubt = False
+            self._is_in_doubt, self._stands = False, True
         return done
 
     def _stand(self, at: datetime) -> int | None:
@@ -260,20 +262,30 @@ class Waiter:
         self._beat_at = now() + BEAT
         if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
             ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
-        self._waits = self.pk is None or self._is_kept_alive(self.pk, until)
-        if not self._waits or self.pk is not None:
-            return self.pk if self._waits else None
         self.due_at = self.due_at or at
-        self.pk = self._inserted(self.due_at, until)
-        if not self._is_passing:  # else the pass does, where keys take turns
+        self._waits = self.pk is None or self._is_kept_alive(self.pk, self.due_at, until)
+        if not self._waits:
+            return None
+        if self.pk is None:
+            self.pk = self._inserted(self.due_at, until)
+        if not self._is_passing and not self._stands:  # else a pass does, where keys take turns
             ready_calls.tell_of_keys(self.using, [self.pk])
         return self.pk
 
     def _beat(self) -> None:
+        """A new row is in line from a second commit on: the first one may come through once nobody
+        waits any more, and no lock would tell.
+        """
         if self._is_in_doubt:  # perhaps it has a row
             return
+        if self.pk is None:
+            with database.writing(self.using):
+                at = database.clock(self.using)
+                over = at + timedelta(seconds=ALIVE)  # due when it has expired: never ready
+                self.due_at, self.pk = self.due_at or at, self._inserted(over, over, ready=False)
         with database.writing(self.using):
             self._stand(database.clock(self.using))
+        self._stands = True
 
     def _note(self, done: Pass) -> None:
         """Just before the next slot opens; where nobody knows when that is, ever later."""
@@ -352,9 +364,10 @@ class Waiter:
 
     # --- its row among the calls, while it waits
 
-    def _inserted(self, due_at: datetime, expires_at: datetime) -> int:
+    def _inserted(self, due_at: datetime, expires_at: datetime, **more: Any) -> int:
         columns = {
             **self.wanted.call,
+            **more,
             "idempotency_key": self._identity,
             "due_at_dt": due_at,
             "expires_at_dt": expires_at,
@@ -365,9 +378,9 @@ class Waiter:
         assert pk is not None
         return pk
 
-    def _is_kept_alive(self, pk: int, until: datetime) -> bool:
+    def _is_kept_alive(self, pk: int, due_at: datetime, until: datetime) -> bool:
         """Say that the waiter lives; whether the permit still waits, and nobody has locked it."""
-        said = [{"pk": pk, "expires_at_dt": until}]
+        said = [{"pk": pk, "due_at_dt": due_at, "ready": True, "expires_at_dt": until}]
         waits = f"t.status IN ({database.listed(states.WAITING)})"
         return bool(database.update_free(tables.CallQueue, self.using, said, waits))
 

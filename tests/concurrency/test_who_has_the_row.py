@@ -743,10 +743,11 @@ def test_a_begin_that_is_committed_at_any_statement_of_the_next_try_is_made(
 ) -> None:
     """Between two of them it was neither taken nor locked any more, and nobody made the call."""
     rules(r=Rule(limits=[SlidingWindow("1000/s")]))
-    begin = transitions.begin
+    begin, seen = transitions.begin, list[str]()
     for place in range(1, 16):  # two tries and more
         call = send("r")
-        (pk,), late, seen = released_by("r"), list[Any](), list[str]()
+        (pk,), late = released_by("r"), list[Any]()
+        seen.clear()
 
         def lose(*given: Any, late: list[Any] = late) -> None:
             monkeypatch.setattr(transitions, "begin", begin)
@@ -756,16 +757,14 @@ def test_a_begin_that_is_committed_at_any_statement_of_the_next_try_is_made(
             connection.connection = None
             raise OperationalError("server closed the connection unexpectedly")
 
-        def before(
-            execute: Any, sql: str, *given: Any, late: list[Any] = late, seen: list[str] = seen
-        ) -> Any:
-            seen += [sql] if late else []
+        def before(place: int, execute: Any, sql: str, *given: Any, late: list[Any] = late) -> Any:
+            seen.extend([sql] if late else [])
             if len(seen) == place:
                 late[0].commit()
             return execute(sql, *given)
 
         monkeypatch.setattr(transitions, "begin", lose)
-        with connection.execute_wrapper(before):
+        with connection.execute_wrapper(partial(before, place)):
             executor.execute("default", [pk])
         late[0].close()
         assert outcomes(call) == ["succeeded"], seen[place - 1 :]
