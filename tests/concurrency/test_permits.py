@@ -28,6 +28,8 @@ from callqueue import (
     control,
     database,
 )
+from callqueue.dispatch import release_pass
+from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
@@ -342,3 +344,45 @@ def test_a_pass_whose_commit_comes_through_after_its_permit_is_charged_for_nobod
             one.withdraw()
     comes.join()
     assert not CallAttempt.objects.open().exists()
+
+
+@pytest.mark.parametrize("end", ["is withdrawn", "is granted"])
+def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, row_locks: None, end: str
+) -> None:
+    """It inserts the permit's row while another pass has the rules. A row that comes late would be
+    charged, though nobody would begin it.
+    """
+    rules(r=Rule(limits=[SlidingWindow("9/h")]))
+    one, late = Waiter(Options("r").wanted()), list[Any]()
+    inserted, commits = one._inserted, pytest.MonkeyPatch()
+
+    def lost() -> None:
+        commits.undo()
+        late.append(connection.connection)
+        connection.connection, connection.closed_in_transaction = None, False
+        raise OperationalError("server closed the connection unexpectedly")
+
+    def insert(*given: Any, **more: Any) -> int:
+        if not late:
+            commits.setattr(connection, "_commit", lost)
+        return inserted(*given, **more)
+
+    monkeypatch.setattr(one, "_inserted", insert)
+    with monkeypatch.context() as others:
+        others.setattr(release_pass, "_lock", lambda *_: None)
+        one.step()
+        one.step()
+    granted = []
+    if end == "is withdrawn":
+        one.withdraw()
+    else:
+        until = time.monotonic() + 20
+        while not isinstance(found := one.step(), Job):
+            assert time.monotonic() < until
+            time.sleep(found)
+        granted = [found.attempt.id]
+    late[0].commit()
+    late[0].close()
+    Dispenser(publish=lambda *_: True).run_once()
+    assert list(CallAttempt.objects.open().values_list("pk", flat=True)) == granted
