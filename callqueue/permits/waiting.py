@@ -250,7 +250,7 @@ class Waiter:
         if self._is_outdated:  # it was undone, and its row with it
             self.pk, self._waits = before, None
         elif self._waits is not None:  # who has the rules' rows sees what was committed
-            self._is_in_doubt, self._stands = False, True
+            self._is_in_doubt, self._stands = False, self._stands or self._waits
         return done
 
     def _stand(self, at: datetime) -> int | None:
@@ -284,8 +284,8 @@ class Waiter:
                 over = at + timedelta(seconds=ALIVE)  # due when it has expired: never ready
                 self.due_at, self.pk = self.due_at or at, self._inserted(over, over, ready=False)
         with database.writing(self.using):
-            self._stand(database.clock(self.using))
-        self._stands = True
+            stands = self._stand(database.clock(self.using)) is not None
+        self._stands |= stands
 
     def _note(self, done: Pass) -> None:
         """Just before the next slot opens; where nobody knows when that is, ever later."""

@@ -18,7 +18,7 @@ from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.ledger import ready_calls
-from callqueue.models import CallQueue
+from callqueue.models import CallAttempt, CallQueue
 from callqueue.permits import waiting
 from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter, now
 from callqueue.testing import travel
@@ -292,3 +292,22 @@ def test_a_row_that_came_through_late_is_no_second_permit_where_the_settings_hav
         pass_now(one)
         assert waiting_rows().count() == 1
     assert isinstance(pass_now(one), Job)
+
+
+def test_a_row_that_somebody_had_locked_at_first_has_its_keys_turn_all_the_same(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No dispenser may be there to look for keys that nobody gave news of."""
+    rules(r=Rule(limits=[SlidingWindow("9/h", per="key")]))
+    with callqueue.permit("r", key="other"):
+        one, is_kept_alive = new_waiter(key="k"), Waiter._is_kept_alive
+    with monkeypatch.context() as others:
+        others.setattr(release_pass, "_lock", lambda *_: None)
+        others.setattr(one, "_is_kept_alive", lambda *_: False)
+        one.step()
+        others.setattr(one, "_is_kept_alive", lambda *given: is_kept_alive(one, *given))
+        one._beat_at = 0.0
+        one.step()
+    release_pass.release("default", ["r"])
+    assert CallAttempt.objects.filter(call_id=one.pk).exists()
+    one.withdraw()
