@@ -33,16 +33,39 @@ NAMES = """AsyncPermitTransport NotNow PermitAdapter PermitTransport apermit per
 SlidingWindow Succeeded TokenBucket beat_schedule call_failed call_finished call_unknown handler rule_held"""
 COMMANDS = """run dispenser cleanup status send requeue cancel pause resume schedule audit simulate
 uninstall doctor"""
+TASKS = "dispenser make_api_call recover_lost_calls cleanup_call_queue"
+QUERYSETS = "new due dispatched error failed unknown done cancelled expired"
+CALL = """status created_dt due_at_dt expires_at_dt dispatched_at_dt finished_at_dt rule queue key priority cost
+call_data failed_count error_message unique_key callback"""
+ATTEMPT = """call number rule key queue cost released_at started_at sent_at finished_at outcome response_status
+response_headers response_body response_size error_message worker"""
 
 
-def test_every_public_name_is_importable_from_the_package() -> None:
-    for name in NAMES.split():
-        assert getattr(callqueue, name) is not None
+def test_whatever_has_a_name_is_found_by_it() -> None:
+    from celery import current_app
+
+    import callqueue.tasks
+
+    assert all(getattr(callqueue, name) is not None for name in NAMES.split())
+    assert all(callable(getattr(CallQueue.objects, name)) for name in QUERYSETS.split())
+    assert {f"callqueue_{name}" for name in COMMANDS.split()} <= set(get_commands())
+    assert {f"callqueue.{name}" for name in TASKS.split()} <= set(current_app.tasks)
+    assert set(CALL.split()) <= {field.name for field in CallQueue._meta.get_fields()}
+    assert set(ATTEMPT.split()) <= {field.name for field in CallAttempt._meta.get_fields()}
+    assert {name for name, _ in CallQueue._meta.permissions} == {
+        "requeue_call",
+        "edit_call",
+        "cancel_call",
+        "control_rule",
+    }
+    assert apps.get_app_config("callqueue").name == "callqueue"
+    assert reverse("admin:callqueue_callqueue_changelist") and reverse("admin:callqueue_dashboard")
+    for error in (InvalidCall, UnknownRule, NotAllowed, IllegalTransition, callqueue.NotNow):
+        assert issubclass(error, CallQueueError)
 
 
 def test_the_package_is_importable_before_django_is_set_up() -> None:
-    code = "import callqueue; from callqueue import *; callqueue.Rule(limits=[callqueue.SlidingWindow('1/s')])"
-    code = code.replace("from callqueue import *; ", "callqueue.beat_schedule(); ")
+    code = "import callqueue; callqueue.beat_schedule(); callqueue.Rule(limits=[callqueue.SlidingWindow('1/s')])"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -52,57 +75,17 @@ def test_states_are_numbered() -> None:
     }  # fmt: skip
 
 
-def test_models_have_their_columns() -> None:
-    call = """status created_dt due_at_dt expires_at_dt dispatched_at_dt finished_at_dt rule queue key priority cost
-    call_data failed_count error_message unique_key callback"""
-    attempt = """call number rule key queue cost released_at started_at sent_at finished_at outcome response_status
-    response_headers response_body response_size error_message worker"""
-    assert set(call.split()) <= {f.name for f in CallQueue._meta.get_fields()}
-    assert set(attempt.split()) <= {f.name for f in CallAttempt._meta.get_fields()}
-    permissions = {name for name, _ in CallQueue._meta.permissions}
-    assert permissions == {"requeue_call", "edit_call", "cancel_call", "control_rule"}
-
-
-def test_send_takes_keywords_only() -> None:
+def test_send_and_a_permit_take_their_arguments() -> None:
     parameters = inspect.signature(CallQueue.objects.send).parameters
     assert list(parameters) == [
         "call_data", "rule", "key", "priority", "cost", "not_before", "expires_at", "unique_key", "callback",
     ]  # fmt: skip
     assert all(p.kind is p.KEYWORD_ONLY for name, p in parameters.items() if name != "call_data")
-
-
-def test_a_permit_takes_a_rule_and_keywords() -> None:
     arguments = ["rule", "url", "key", "cost", "priority", "wait", "lease", "label"]
     for taker in (callqueue.permit, callqueue.apermit, callqueue.permitted):
         assert list(inspect.signature(taker).parameters) == arguments
     for name in ("sent", "settle", "hold", "attempt_id"):
         assert hasattr(granted.Permit, name)
-    assert issubclass(callqueue.NotNow, CallQueueError)
-
-
-def test_querysets_are_named_for_what_they_hold() -> None:
-    names = "new due dispatched error failed unknown done cancelled expired"
-    assert all(callable(getattr(CallQueue.objects, name)) for name in names.split())
-
-
-def test_what_is_found_by_name_is_there() -> None:
-    assert {f"callqueue_{name}" for name in COMMANDS.split()} <= set(get_commands())
-    assert apps.get_app_config("callqueue").name == "callqueue"
-    assert reverse("admin:callqueue_callqueue_changelist") and reverse("admin:callqueue_dashboard")
-
-
-def test_tasks_have_their_names() -> None:
-    from celery import current_app
-
-    import callqueue.tasks  # noqa: F401
-
-    names = ("dispenser", "make_api_call", "recover_lost_calls", "cleanup_call_queue")
-    assert {f"callqueue.{name}" for name in names} <= set(current_app.tasks)
-
-
-def test_errors_are_of_one_family() -> None:
-    for error in (InvalidCall, UnknownRule, NotAllowed, IllegalTransition):
-        assert issubclass(error, CallQueueError)
 
 
 def test_defaults_of_a_rule_and_its_retry() -> None:
@@ -137,7 +120,7 @@ def test_defaults_of_the_settings(settings: Any) -> None:
 def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
     for make in (SlidingWindow, FixedWindow, lambda r: TokenBucket(r, burst=1)):
         with pytest.raises(ImproperlyConfigured, match=r"rate: "):
-            make(rate)  # type: ignore[arg-type]
+            make(rate)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +138,7 @@ def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
 )  # fmt: skip
 def test_a_rule_says_which_field_is_wrong(field: str, value: object) -> None:
     with pytest.raises(ImproperlyConfigured, match=rf"Rule\.{field}: "):
-        Rule(**{field: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["", 5, "a\0", "\ud800"])
-@pytest.mark.parametrize("field", ["per", "unit", "name"])
-def test_a_limit_says_which_name_is_none(field: str, name: object) -> None:
-    """What a database cannot store is refused here, not by each dispenser's pass."""
-    with pytest.raises(ImproperlyConfigured, match=rf"SlidingWindow\.{field}: .* is not a name"):
-        SlidingWindow("1/s", **{field: name})  # type: ignore[arg-type]
+        Rule(**{field: value})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +152,7 @@ def test_a_limit_says_which_name_is_none(field: str, name: object) -> None:
 def test_a_retry_says_which_field_is_wrong(field: str, values: list[object]) -> None:
     for value in values:
         with pytest.raises(ImproperlyConfigured, match=rf"Retry\.{field}: "):
-            Retry(**{field: value})  # type: ignore[arg-type]
+            Retry(**{field: value})
 
 
 def test_bounds_are_within() -> None:
@@ -191,6 +166,12 @@ def test_bounds_are_within() -> None:
          connect_timeout=0.001, hosts={"x" * 100}, verify="ca.pem", queues="q")  # fmt: skip
     Rule(retry=most, priority=32767, keep_response_bytes=2**30, total_timeout=86400,
          idempotency_header=None, classify="a.b", settle=len, limits=(Concurrency(1),))  # fmt: skip
+    for hosts in (
+        "api.example.com",
+        ["*.example.com", "*"],
+        ["::1", "[::1]", "127.0.0.1", "bücher.example"],
+    ):
+        assert Rule(hosts=hosts).hosts
     assert SlidingWindow("1/366d", jitter=60).jitter_us == 60_000_000
     assert TokenBucket("1/s", burst=1, jitter=0).jitter_us == 0
 
@@ -203,7 +184,7 @@ def test_bounds_are_within() -> None:
         (lambda: SlidingWindow("1/s", pr="key"), "SlidingWindow: there is no field 'pr'; did you mean 'per'?"),
         (lambda: Concurrency(1, zzz=1), "Concurrency: there is no field 'zzz'; there are per, name, unit"),
     ],
-)  # type: ignore[call-arg]  # fmt: skip
+)  # fmt: skip
 def test_a_field_that_is_none_is_refused_with_the_nearest(
     make: Callable[[], object], said: str
 ) -> None:
@@ -213,23 +194,26 @@ def test_a_field_that_is_none_is_refused_with_the_nearest(
 
 
 @pytest.mark.parametrize(
-    "hosts",
-    ["api.example.com", ["*.example.com", "*"], ["::1", "[::1]", "127.0.0.1", "bücher.example"]],
-)
-def test_hosts_are_names_patterns_and_addresses(hosts: object) -> None:
-    assert Rule(hosts=hosts).hosts  # type: ignore[arg-type]
+    ("field", "values"),
+    [
+        ("per", ["", 5, "a\0", "\ud800"]), ("unit", ["", 5, "a\0", "\ud800"]), ("name", ["", 5, "a\0", "\ud800"]),
+        ("jitter", [-1, 61, True, "1"]), ("strict", [1]),
+    ],
+)  # fmt: skip
+def test_a_limit_says_which_field_is_wrong(field: str, values: list[object]) -> None:
+    """What a database cannot store is refused here, not by each dispenser's pass."""
+    for value in values:
+        with pytest.raises(ImproperlyConfigured, match=rf"SlidingWindow\.{field}: "):
+            SlidingWindow("1/s", **{field: value})
 
 
 @pytest.mark.parametrize(
     "limit",
     [
-        lambda: SlidingWindow("1/s", per=""), lambda: SlidingWindow("1/s", jitter=-1), lambda: SlidingWindow("1/s", strict=1),
         lambda: FixedWindow("1/d", timezone="Mars/Olympus"), lambda: TokenBucket("1/s", burst=0), lambda: Concurrency(0),
-        lambda: Concurrency(True), lambda: SlidingWindow("1/s", unit=""), lambda: SlidingWindow("1/s", name=""),
-        lambda: SlidingWindow("1/s", per=5), lambda: SlidingWindow("1/s", name=5), lambda: SlidingWindow("1/s", jitter=61),
-        lambda: SlidingWindow("1/s", jitter=True), lambda: SlidingWindow("1/s", jitter="1"), lambda: SlidingWindow("1/367d"),
+        lambda: Concurrency(True), lambda: SlidingWindow("1/367d"),
     ],
 )  # fmt: skip
-def test_a_limit_says_what_is_wrong(limit: object) -> None:
+def test_a_limit_that_is_none_is_refused(limit: Callable[[], object]) -> None:
     with pytest.raises(ImproperlyConfigured):
-        limit()  # type: ignore[operator]
+        limit()

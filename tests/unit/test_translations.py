@@ -16,25 +16,17 @@ from tests.support.catalogue import PO, TEMPLATES, entries, every_mark
 PLACEHOLDER = re.compile(r"%\(\w+\)[sdr]|%[sdr]")
 
 
-@pytest.fixture(params=PO, ids=lambda path: path.parts[-3])
-def po(request: pytest.FixtureRequest) -> Path:
-    path: Path = request.param
-    return path
-
-
-def test_there_is_a_translation() -> None:
-    assert [path.parts[-3] for path in PO] == ["de"]
-
-
-def test_it_holds_every_string_that_is_marked_and_no_other(po: Path) -> None:
+def test_it_holds_every_string_that_is_marked_and_no_other() -> None:
+    [po] = PO
+    assert po.parts[-3] == "de"
     held = [entry.message for entry in entries(po)]
     assert len(held) == len(set(held))
     assert every_mark() - set(held) == set(), "marked, and not translated: see CONTRIBUTING.md"
     assert set(held) - every_mark() == set(), "translated, and marked nowhere"
 
 
-def test_every_string_is_translated_for_sure(po: Path) -> None:
-    for entry in entries(po):
+def test_every_string_is_translated_for_sure() -> None:
+    for entry in entries(PO[0]):
         assert not entry.is_fuzzy, entry
         assert len(entry.translations) == (2 if entry.message.plural else 1), entry
         for text in entry.translations:
@@ -45,11 +37,11 @@ def test_every_string_is_translated_for_sure(po: Path) -> None:
             assert re.findall(r"</?\w+", text) == re.findall(r"</?\w+", entry.message.text), entry
 
 
-def test_what_is_compiled_is_what_is_written(po: Path) -> None:
-    with po.with_suffix(".mo").open("rb") as file:
+def test_what_is_compiled_is_what_is_written() -> None:
+    with PO[0].with_suffix(".mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)
     written: dict[str | tuple[str, int], str] = {}
-    for message, texts, _ in entries(po):
+    for message, texts, _ in entries(PO[0]):
         key = message.text if message.context is None else f"{message.context}\x04{message.text}"
         written |= (
             {(key, place): text for place, text in enumerate(texts)}

@@ -1,13 +1,15 @@
-"""Who asks this process's own settings. What counts, and what becomes of a call, is decided by what
-is in force for all: other processes may have other settings, and operators give limits other rates.
+"""What each part of the package may do: import, and ask its own settings.
 
-Each place in the packages that decide has a reason here why its answer may differ from process to
-process. A new one fails, until it asks `ledger.settings`, or somebody gives its reason.
+Other processes may have other settings, and operators give limits other rates: what counts, and what
+becomes of a call, is decided by what is in force for all. Each look at a process's own has a reason
+here why its answer may differ. A new one fails, until it asks `ledger.settings`, or has its reason.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,42 +55,44 @@ REASONS = {
 
 
 def test_what_counts_is_not_asked_of_ones_own_settings() -> None:
-    found = set(looks())
-    assert found == set(REASONS), (
-        f"without a reason: {sorted(found - set(REASONS))}; "
-        f"not there: {sorted(set(REASONS) - found)}"
-    )
+    found = {
+        f"{path.relative_to(PACKAGE).as_posix()}:{name}"
+        for folder in DECIDING
+        for path in (PACKAGE / folder).rglob("*.py")
+        for name in looks(ast.parse(path.read_text("utf-8")))
+    }
+    assert found == set(REASONS)
+
+
+def looks(node: ast.AST, *inside: str) -> Iterator[str]:
+    """The function of everything that is called `current` and may be that of the settings."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        inside = (*inside, node.name)
+    name = getattr(node, "attr", getattr(node, "id", None))
+    if name == "current" and isinstance(getattr(node, "ctx", None), ast.Load):
+        yield ".".join(inside)
+    for child in ast.iter_child_nodes(node):
+        yield from looks(child, *inside)
 
 
 def test_no_correction_is_judged_by_any_settings() -> None:
     """Who ends an attempt marks it by what its row says."""
     for module in ("execution/recorder.py", "transitions/verbs.py", "permits/granted.py"):
-        tree = ast.parse((PACKAGE / module).read_text("utf-8"))
-        assert not [line for line, _ in asked(tree)], module
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        assert not names & {"is_tallied", "conf"}, module
+        source = (PACKAGE / module).read_text("utf-8")
+        assert not list(looks(ast.parse(source))), module
+        assert not re.search(r"\b(is_tallied|conf)\b", source), module
 
 
-def looks() -> Iterator[str]:
-    """Module and function of each look at the settings."""
-    for folder in DECIDING:
-        for path in sorted((PACKAGE / folder).rglob("*.py")):
-            for _, name in asked(ast.parse(path.read_text("utf-8"))):
-                yield f"{path.relative_to(PACKAGE).as_posix()}:{name}"
-
-
-def asked(tree: ast.Module) -> list[tuple[int, str]]:
-    """Line and function of everything that is called `current` and may be that of the settings."""
-    found = []
-
-    def look(node: ast.AST, inside: tuple[str, ...]) -> None:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            inside = (*inside, node.name)
-        name = getattr(node, "attr", getattr(node, "id", None))
-        if name == "current" and isinstance(getattr(node, "ctx", None), ast.Load):
-            found.append((node.lineno, ".".join(inside)))
-        for child in ast.iter_child_nodes(node):
-            look(child, inside)
-
-    look(tree, ())
-    return found
+def test_no_module_stands_on_itself() -> None:
+    """None imports, through whichever others, what imports it."""
+    sizes_file = PACKAGE.parent / ".ci" / "sizes.py"
+    spec = importlib.util.spec_from_file_location("sizes", sizes_file)
+    assert spec is not None and spec.loader is not None
+    sizes = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sizes)
+    trees = {
+        sizes.name_of(path, PACKAGE): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")
+    }
+    graph = sizes.arrows(trees)
+    assert len(graph) > 100
+    assert not [name for name in graph if sizes.circle_of(name, graph) - {name}]
