@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
@@ -23,7 +25,7 @@ from callqueue.sending.validation import (
 from tests.support.length import examples
 from tests.support.samples import NOW, texts, values
 
-PARIS = timezone(timedelta(hours=1))
+PARIS, AMERICA = timezone(timedelta(hours=1)), timezone(timedelta(hours=-1))
 
 
 @shared_task(name="shop.tasks.paid")
@@ -31,116 +33,82 @@ def paid(call_id: int, status: str) -> None:
     """A callback."""
 
 
-class TestTheKey:
-    @pytest.mark.parametrize(
-        ("key", "stored"),
-        [
-            ("", ""),
-            (None, ""),
-            ({}, ""),
-            ("tenant 7", "tenant 7"),
-            ("{not json", "{not json"),
-            ("[1]", "[1]"),
-            ({"w": "T1", "c": 9}, '{"c":"9","w":"T1"}'),
-            ({"é": "ü"}, '{"é":"ü"}'),
-            ("x" * 255, "x" * 255),
-        ],
-    )
-    def test_has_one_canonical_text(self, key: Any, stored: str) -> None:
-        assert check_key(key) == stored
+KEY_FLAWS = ["x" * 256, "a\0", "\ud800", '{"a": 1}', " {}", 5, ["a"], b"a", True, {1: "a"}, {"": "a"}, {"a": None},
+             {"a": True}, {"a": 1.5}, {"a": "x" * 255}, {"a": 10**5000}, {"a\0": "b"}, {"a": "\0"},
+             "a\nb", "\r", "\x1b[2J", "\x07", "a\x7f", "a\x9b", "a\u2028b", "a\tb", {"a": "b\n"}, {"a\r": "b"}]  # fmt: skip
+COST_FLAWS = [-1, True, 1.5, "1", [1], 2**31, {"a": -1}, {"a": True}, {"a": 1.0}, {"": 1}, {1: 1}, {"a": None},
+              {"a" * 300: 1}, {"a\0": 1}, {"a\n": 1}]  # fmt: skip
+TEXT_FLAWS = [
+    "",
+    "a\0",
+    "x" * 256,
+    5,
+    b"x",
+    "\ud800",
+    "a\nb",
+    "a\r",
+    "\x1b[2J",
+    "\x07",
+    "a\x9b",
+    "a\x7f",
+    "\u2028",
+    "a\tb",
+]
+CHECKS: dict[str, tuple[Callable[[Any], Any], list[Any], list[Any]]] = {
+    "key": (
+        check_key,
+        [(None, ""), ({}, ""), "", "tenant 7", "{not json", "[1]", "x" * 255,
+         ({"w": "T1", "c": 9}, '{"c":"9","w":"T1"}'), ({"é": "ü"}, '{"é":"ü"}')],
+        KEY_FLAWS,
+    ),
+    "cost": (check_cost, [(None, 1), ({}, 1), 1, 0, 500, {"tokens": 1500}, {"a": 0}], COST_FLAWS),
+    "priority": (check_priority, [-32768, 0, 32767], [-32769, 32768, True, 1.0, "1", None]),
+    "unique_key": (check_unique_key, [None, "order-5"], TEXT_FLAWS),
+    "callback": (
+        check_callback, [None, "shop.tasks.paid", (paid, "shop.tasks.paid")], [*TEXT_FLAWS, "a b", len],
+    ),
+}  # fmt: skip
 
-    @pytest.mark.parametrize(
-        "key",
-        ["x" * 256, "a\0", "\ud800", '{"a": 1}', " {}", 5, ["a"], b"a", True, {1: "a"}, {"": "a"}, {"a": None},
-         {"a": True}, {"a": 1.5}, {"a": "x" * 255}, {"a": 10**5000}, {"a\0": "b"}, {"a": "\0"},
-         "a\nb", "\x1b[2J", "a\x7f", "a\x9b", "a\u2028b", "a\tb", {"a": "b\n"}, {"a\r": "b"}],
-    )  # fmt: skip
-    def test_is_refused(self, key: Any) -> None:
-        with pytest.raises(InvalidCall, match="^key"):
-            check_key(key)
+
+@pytest.mark.parametrize("argument", CHECKS)
+def test_an_argument_is_kept_in_one_form_or_refused_by_its_name(argument: str) -> None:
+    check, good, wrong = CHECKS[argument]
+    for one in good:
+        value, kept = one if isinstance(one, tuple) else (one, one)
+        assert check(value) == kept
+    for value in wrong:
+        with pytest.raises(InvalidCall, match=f"^{argument}"):
+            check(value)
 
 
-class TestTheOtherArguments:
-    @pytest.mark.parametrize(
-        ("cost", "stored"),
-        [
-            (None, 1),
-            (1, 1),
-            (0, 0),
-            (500, 500),
-            ({}, 1),
-            ({"tokens": 1500}, {"tokens": 1500}),
-            ({"a": 0}, {"a": 0}),
-        ],
-    )
-    def test_a_cost_is_units(self, cost: Any, stored: Any) -> None:
-        assert check_cost(cost) == stored
+LATER = NOW + timedelta(hours=1)
 
-    @pytest.mark.parametrize(
-        "cost",
-        [-1, True, 1.5, "1", [1], 2**31, {"a": -1}, {"a": True}, {"a": 1.0}, {"": 1}, {1: 1}, {"a": None},
-         {"a" * 300: 1}, {"a\0": 1}, {"a\n": 1}],
-    )  # fmt: skip
-    def test_a_cost_that_is_none_is_refused(self, cost: Any) -> None:
-        with pytest.raises(InvalidCall, match="^cost"):
-            check_cost(cost)
 
-    def test_a_priority_fits_its_column(self) -> None:
-        assert [check_priority(p) for p in (-32768, 0, 32767)] == [-32768, 0, 32767]
-        for wrong in (-32769, 32768, True, 1.0, "1", None):
-            with pytest.raises(InvalidCall, match="^priority"):
-                check_priority(wrong)
-        with pytest.raises(InvalidCall, match="whole number, not a float"):
-            check_priority(1.5)
-
-    def test_times_are_aware_and_in_order(self) -> None:
-        later = NOW + timedelta(hours=1)
-        check_times(NOW, None, None)
-        check_times(NOW, NOW - timedelta(days=9), None)
-        check_times(NOW, NOW, later)
-        check_times(NOW, later, later.astimezone(PARIS))
-
-    @pytest.mark.parametrize(
-        ("not_before", "expires_at", "field", "why"),
-        [
-            (datetime(2031, 1, 1), None, "not_before", "naive"),
-            (None, datetime(2031, 1, 1), "expires_at", "naive"),
-            (None, NOW, "expires_at", "past"),
-            (None, NOW - timedelta(seconds=1), "expires_at", "past"),
-            (NOW + timedelta(2), NOW + timedelta(1), "expires_at", "before not_before"),
-            (timedelta(1), None, "not_before", "must be a datetime"),
-            ("2031-01-01", None, "not_before", "must be a datetime"),
-            (date(2031, 1, 1), None, "not_before", "must be a datetime"),
-            (None, 5, "expires_at", "must be a datetime"),
-            (
-                datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
-                None,
-                "not_before",
-                "out of the range",
-            ),
-        ],
-    )
-    def test_times_that_cannot_be_kept_are_refused(
-        self, not_before: Any, expires_at: Any, field: str, why: str
-    ) -> None:
-        with pytest.raises(InvalidCall, match=why) as caught:
-            check_times(NOW, not_before, expires_at)
-        assert caught.value.field == field
-
-    def test_a_unique_key_is_a_text_or_none(self) -> None:
-        assert check_unique_key(None) is None
-        assert check_unique_key("order-5") == "order-5"
-        for wrong in ("", "a\0", "x" * 256, 5, b"x", "\ud800", "a\nb", "\x1b[2J"):
-            with pytest.raises(InvalidCall, match="^unique_key"):
-                check_unique_key(wrong)
-
-    def test_a_callback_is_the_name_of_a_task(self) -> None:
-        assert check_callback(None) is None
-        assert check_callback("shop.tasks.paid") == "shop.tasks.paid"
-        assert check_callback(paid) == "shop.tasks.paid"
-        for wrong in ("", "a b", "a\0", "x" * 256, len, 5, "\ud800", "a\x1b[2J", "a\n", "a\x9b"):
-            with pytest.raises(InvalidCall, match="^callback"):
-                check_callback(wrong)
+@pytest.mark.parametrize(
+    ("not_before", "expires_at", "field", "why"),
+    [
+        (None, None, "", ""),
+        (NOW - timedelta(days=9), None, "", ""),
+        (NOW, LATER, "", ""),
+        (LATER, LATER.astimezone(PARIS), "", ""),
+        (datetime(2031, 1, 1), None, "not_before", "naive"),
+        (None, datetime(2031, 1, 1), "expires_at", "naive"),
+        (None, NOW, "expires_at", "past"),
+        (None, NOW - timedelta(seconds=1), "expires_at", "past"),
+        (NOW + timedelta(2), NOW + timedelta(1), "expires_at", "before not_before"),
+        (timedelta(1), None, "not_before", "must be a datetime"),
+        ("2031-01-01", None, "not_before", "must be a datetime"),
+        (date(2031, 1, 1), None, "not_before", "must be a datetime"),
+        (None, 5, "expires_at", "must be a datetime"),
+        (datetime.max.replace(tzinfo=AMERICA), None, "not_before", "out of the range"),
+    ],
+)
+def test_times_are_aware_to_come_and_in_order(
+    not_before: Any, expires_at: Any, field: str, why: str
+) -> None:
+    with pytest.raises(InvalidCall, match=why) if field else nullcontext() as caught:
+        check_times(NOW, not_before, expires_at)
+    assert not field or caught.value.field == field
 
 
 @settings(max_examples=examples(80, 300), deadline=None)

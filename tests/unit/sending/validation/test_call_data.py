@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
+from datetime import date, timedelta
+from decimal import Decimal
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +22,7 @@ from callqueue.sending.call_data import check_params
 from tests.support.length import examples
 from tests.support.samples import (
     ANYWHERE,
+    NOW,
     URL,
     call_datas,
     checked,
@@ -26,166 +31,162 @@ from tests.support.samples import (
 )
 
 
-class TestAGoodCall:
-    def test_comes_back_as_a_plain_copy(self) -> None:
-        call = http(json={"a": (1, 2.5, None, True)}, headers={"X-Trace": "é"})
-        result = checked(call)
-        assert result == http(json={"a": [1, 2.5, None, True]}, headers={"X-Trace": "é"})
-        assert result is not call
-        assert result["params"]["json"] is not call["params"]["json"]
+def test_a_good_call_comes_back_as_a_plain_copy() -> None:
+    class Text(str):
+        pass
 
-    def test_carries_its_method_in_lower_case(self) -> None:
-        call = checked({"method": "POST", "params": {"url": URL}})
-        assert call == {"method": "post", "params": {"url": URL}}
+    class Colour(IntEnum):
+        RED = 3
 
-    @pytest.mark.parametrize(
-        "verb", ["get", "options", "head", "post", "put", "patch", "delete", "GET", "Patch"]
-    )
-    def test_may_use_every_verb_in_any_case(self, verb: str) -> None:
-        assert checked({"method": verb, "params": {"url": URL}})["method"] == verb.lower()
+    class Point(NamedTuple):
+        x: int
+        y: int
 
-    def test_may_name_a_handler_in_any_case(self) -> None:
-        assert checked({"method": "Fax", "params": {}})["method"] == "fax"
-        assert checked({"method": "SMS", "params": {"anything": [1]}})["method"] == "sms"
+    call = http(json={"a": (1, 2.5, None, True)}, headers={"X-Trace": "é"})
+    result = checked(call)
+    assert result == http(json={"a": [1, 2.5, None, True]}, headers={"X-Trace": "é"})
+    assert result is not call
+    assert result["params"]["json"] is not call["params"]["json"]
+    given = OrderedDict([(Text("a"), Text("b")), ("c", Colour.RED), ("p", Point(1, 2))])
+    plain = checked(http(json=given))["params"]["json"]
+    assert plain == {"a": "b", "c": 3, "p": [1, 2]}
+    assert (type(plain["a"]), type(plain["c"])) == (str, int)
 
-    def test_may_use_subclasses_of_the_json_types(self) -> None:
-        class Text(str):
-            pass
 
-        class Colour(IntEnum):
-            RED = 3
+@pytest.mark.parametrize(
+    "method",
+    ["get", "options", "head", "post", "put", "patch", "delete", "GET", "Patch", "Fax", "SMS"],
+)
+def test_a_method_is_known_in_any_case(method: str) -> None:
+    assert checked({"method": method, "params": {"url": URL}})["method"] == method.lower()
 
-        class Point(NamedTuple):
-            x: int
-            y: int
 
-        result = checked(
-            http(json=OrderedDict([(Text("a"), Text("b")), ("c", Colour.RED), ("p", Point(1, 2))]))
-        )
-        assert result["params"]["json"] == {"a": "b", "c": 3, "p": [1, 2]}
-        assert type(result["params"]["json"]["a"]) is str
-        assert type(result["params"]["json"]["c"]) is int
+SHAPES: list[tuple[Any, str, str]] = [
+    *[(wrong, "call_data", "must be a dict") for wrong in ("{}", None, [], 3, b"{}", MappingProxyType({}))],
+    ({**http(), "parms": {}}, "call_data.parms", "did you mean 'params'?"),
+    ({"method": "get", "url": URL, "params": {}}, "call_data.url", "belongs into params"),
+    ({"params": {}}, "method", "is missing"),
+    ({"method": "", "params": {}}, "method", "is missing"),
+    ({"method": 7, "params": {}}, "method", "must be a string"),
+    ({"method": ["get"], "params": {}}, "method", "must be a string"),
+    ({"method": "pots", "params": {}}, "method", "did you mean 'post'?"),
+    ({"method": "send-email", "params": {}}, "method", "did you mean 'send_email'?"),
+    ({"method": "get"}, "params", "is missing"),
+    ({"method": "get", "params": None}, "params", "must be a dict"),
+    ({"method": "get", "params": [1]}, "params", "must be a dict"),
+    ({"method": "sms", "params": "text"}, "params", "must be a dict"),
+    ({"method": "sms", "params": Secret("STRIPE")}, "params", "inside params"),
+    ({1: 2}, "call_data", "key that is not a string"),
+    (http(headers=Secret("STRIPE")), "params.headers", "not a secret"),
+    (http(cookies=Secret("STRIPE")), "params.cookies", "not a secret"),
+    (http(headers={"X-A": {"$secret": "STRIPE"}}), "params.headers.X-A", "callqueue.Secret(NAME)"),
+    (http(auth=["u", {"$secret": "STRIPE"}]), "params.auth[1]", "callqueue.Secret(NAME)"),
+    (http(json={"a": Secret("STRIP")}), "params.json.a", "not in SECRETS: 'STRIP'"),
+    (http(json={"a": Secret("A\nB")}), "params.json.a", r"not in SECRETS: 'A\nB'"),
+    (http(json={"a": Secret("\ud800")}), "params.json.a", "half of a surrogate pair"),
+    *[(http(json={"a": [{key: 1}]}), "params.json.a[0]", "key that is not a string") for key in (1, None, 1.5, (1, 2), b"k")],
+    (http(json={"a": {"a\0": 1}}), "params.json.a", "NUL"),
+    (http(json={"a": {"\udfff": 1}}), "params.json.a", "surrogate"),
+    (http(json=[10**4300]), "params.json[0]", "digits"),
+    (http(json=[-(10**4300)]), "params.json[0]", "digits"),
+]  # fmt: skip
+NO_JSON: list[tuple[Any, str]] = [
+    (math.nan, "NaN"),
+    (math.inf, "Infinity"),
+    (-math.inf, "Infinity"),
+    (float("1e400"), "finite"),
+    (b"bytes", "base64"),
+    (bytearray(b"bytes"), "base64"),
+    (NOW, "isoformat"),
+    (date(2030, 1, 1), "isoformat"),
+    (timedelta(1), "total_seconds"),
+    ({1, 2}, "sorted list"),
+    (frozenset(), "sorted list"),
+    (MappingProxyType({}), "dict(...)"),
+    (Decimal("1.5"), "Decimal"),
+    (UUID(int=1), "UUID"),
+    (object(), "object"),
+    (1j, "complex"),
+    ("a\0b", "NUL"),
+    ("\ud800", "surrogate"),
+    (len, "not JSON"),
+]
 
-    @pytest.mark.parametrize(
-        "params",
-        [
-            {"params": {"q": ["a", "b", Secret("STRIPE")], "n": 1, "skip": None}},
-            {"params": "a=b"},
-            {"params": [["a", 1], ["a", 2]]},
-            {"data": "raw text"},
-            {"data": {"a": "b"}},
-            {"data": [["a", "b"], ["a", Secret("STRIPE")]]},
-            {
-                "json": None,
-                "data": None,
-                "headers": None,
-                "cookies": None,
-                "auth": None,
-                "params": None,
-            },
-            {"json": "text"},
-            {"json": 0, "data": None},
-            {"cookies": {"session": "a b,c"}},
-            {"auth": ["user", "pass:word"]},
-            {"auth": ("user", Secret("STRIPE"))},
-            {"headers": {"Authorization": Secret("STRIPE"), "X-Empty": "", "X-Tab": "a\tb"}},
-            {"json": {"big": 10**400}},
+
+@pytest.mark.parametrize(
+    ("call_data", "field", "why"),
+    [
+        *SHAPES,
+        *[
+            (http(json={"i": [0, 1, {"p": one}]}), "params.json.i[2].p", why)
+            for one, why in NO_JSON
         ],
-    )
-    def test_may_say_what_requests_can_carry(self, params: dict[str, Any]) -> None:
-        checked(http(**params))
+    ],
+)
+def test_what_is_wrong_is_named_by_its_place(call_data: Any, field: str, why: str) -> None:
+    """And no name of a secret but the one that was asked for."""
+    said = refused(call_data, field, why)
+    assert "GITHUB" not in said and "STRIPE" not in said
 
 
-class TestTheShape:
-    @pytest.mark.parametrize("call_data", ["{}", None, [], 3, b"{}", MappingProxyType({})])
-    def test_must_be_a_dict(self, call_data: Any) -> None:
-        refused(call_data, "call_data", "must be a dict")
-
-    def test_has_no_other_keys(self) -> None:
-        refused({**http(), "parms": {}}, "call_data.parms", "did you mean 'params'?")
-        refused({"method": "get", "url": URL, "params": {}}, "call_data.url", "belongs into params")
-
-    @pytest.mark.parametrize(
-        ("call_data", "field", "why"),
-        [
-            ({"params": {}}, "method", "is missing"),
-            ({"method": "", "params": {}}, "method", "is missing"),
-            ({"method": 7, "params": {}}, "method", "must be a string"),
-            ({"method": ["get"], "params": {}}, "method", "must be a string"),
-            ({"method": "pots", "params": {}}, "method", "did you mean 'post'?"),
-            ({"method": "send-email", "params": {}}, "method", "did you mean 'send_email'?"),
-            ({"method": "get"}, "params", "is missing"),
-            ({"method": "get", "params": None}, "params", "must be a dict"),
-            ({"method": "get", "params": [1]}, "params", "must be a dict"),
-            ({"method": "sms", "params": "text"}, "params", "must be a dict"),
-            ({"method": "sms", "params": Secret("STRIPE")}, "params", "inside params"),
-            ({1: 2}, "call_data", "key that is not a string"),
-        ],
-    )
-    def test_names_what_is_wrong(self, call_data: Any, field: str, why: str) -> None:
-        refused(call_data, field, why)
+def test_a_key_is_shown_escaped_and_short() -> None:
+    with pytest.raises(InvalidCall) as caught:
+        checked(http(json={"a\r\n" + "b" * 500: math.nan}))
+    assert "\n" not in caught.value.field
+    assert len(caught.value.field) < 80
 
 
-class TestSecrets:
-    def test_may_stand_for_the_url(self) -> None:
-        checked({"method": "get", "params": {"url": Secret("STRIPE")}}, allowed_hosts=())
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"$secret": "STRIPE"}, {"$secret": "NO SUCH"}, {"$secret": 5}, {"$secret": None}, {"$secret": "STRIPE", "x": 1},
+        {"$$secret": "STRIPE"}, {"$secret": {"$secret": "STRIPE"}}, [{"$$$secret": ["$secret"]}],
+    ],
+)  # fmt: skip
+def test_data_that_looks_like_a_secrets_name_is_kept_beside_secrets(data: Any) -> None:
+    for value in (data, [{"a": data}], {"a": Secret("STRIPE"), "b": data}):
+        assert checked(http(json=value))["params"]["json"] == value
 
-    @pytest.mark.parametrize("method", ["send_email", "celery_task"])
-    def test_may_stand_for_any_string(self, method: str) -> None:
-        secret = Secret("GITHUB")
-        params = {"to": [secret], "subject": secret, "message": secret, "reply_to": secret}
-        checked(
-            {
-                "method": method,
-                "params": params if method == "send_email" else {"name": secret, "args": [secret]},
-            }
-        )
 
-    @pytest.mark.parametrize(
-        ("reference", "field", "why"),
-        [
-            (Secret("STRIP"), "params.json.a", "not in SECRETS: 'STRIP'"),
-            (Secret("A\nB"), "params.json.a", r"not in SECRETS: 'A\nB'"),
-            (Secret("\ud800"), "params.json.a", "half of a surrogate pair"),
-        ],
-    )
-    def test_are_known_by_name_and_no_other_name_is_told(
-        self, reference: Any, field: str, why: str
-    ) -> None:
-        error = refused(http(json={"a": reference}), field, why)
-        assert "STRIPE" not in str(error)
-        assert "GITHUB" not in str(error)
+def test_a_secret_is_checked_again_once_it_is_resolved() -> None:
+    checked({"method": "get", "params": {"url": Secret("STRIPE")}}, allowed_hosts=())
+    with pytest.raises(InvalidCall, match="line break"):
+        check_params("get", {"url": URL, "headers": {"Authorization": "x\n"}}, ANYWHERE)
 
-    @pytest.mark.parametrize(
-        "data",
-        [
-            {"$secret": "STRIPE"}, {"$secret": "NO SUCH"}, {"$secret": 5}, {"$secret": None}, {"$secret": "STRIPE", "x": 1},
-            {"$$secret": "STRIPE"}, {"$secret": {"$secret": "STRIPE"}}, [{"$$$secret": ["$secret"]}],
-        ],
-    )  # fmt: skip
-    def test_are_not_named_by_data_that_looks_like_it(self, data: Any) -> None:
-        for params in ({"json": data}, {"json": [{"a": data}]}):
-            assert checked(http(**params))["params"]["json"] == params["json"]
 
-    def test_are_kept_beside_data_that_looks_like_one(self) -> None:
-        both = {"a": Secret("STRIPE"), "b": {"$secret": "STRIPE"}}
-        assert checked(http(json=both))["params"]["json"] == both
+# --- What JSON has too many words for
 
-    @pytest.mark.parametrize(
-        "place",
-        [{"headers": {"X-A": {"$secret": "STRIPE"}}}, {"auth": ["u", {"$secret": "STRIPE"}]}],
-    )
-    def test_the_former_way_to_name_one_is_pointed_out(self, place: Any) -> None:
-        with pytest.raises(InvalidCall, match=r"callqueue\.Secret\(NAME\)"):
-            checked(http(**place))
 
-    @pytest.mark.parametrize("place", ["headers", "cookies"])
-    def test_do_not_stand_for_dicts(self, place: str) -> None:
-        refused(http(**{place: Secret("STRIPE")}), f"params.{place}", "not a secret")
+def deep(levels: int) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(levels - 1):
+        nested = [nested]
+    return nested
 
-    def test_are_checked_again_once_they_are_resolved(self) -> None:
-        with pytest.raises(InvalidCall, match="line break"):
-            check_params("get", {"url": URL, "headers": {"Authorization": "x\n"}}, ANYWHERE)
+
+def test_nothing_nests_deeper_than_64_and_nothing_unfolds_without_end() -> None:
+    checked({"method": "sms", "params": {"a": deep(62)}})
+    loop, laughs = list[Any](), list[Any](["ha"])
+    loop.append(loop)
+    for nested in (deep(63), deep(100_000), loop):
+        with pytest.raises(InvalidCall, match=r"^params\.a\[0\].*: is nested deeper than 64"):
+            checked({"method": "sms", "params": {"a": nested}})
+    for _ in range(40):
+        laughs = [laughs, laughs]
+    more = "more than 1048576 bytes of JSON; MAX_CALL_BYTES is 262144"
+    refused(http(json=laughs), "call_data", more)
+    checked(http(json=[10**4299]))
+    refused(http(json=[10**4299] * 100_000), "call_data", "more than")  # without writing them
+
+
+NUMBERS = {"a": [1] * 50, "b": {"": 1, "c": 10**30}, "d": [[], {}, "", 0.5, None]}
+
+
+@pytest.mark.parametrize("call", [http(json="é" * 100), {"method": "sms", "params": NUMBERS}])
+def test_a_call_is_measured_exactly_in_bytes_of_utf8(call: Any) -> None:
+    size = len(json.dumps(call, ensure_ascii=False, separators=(",", ":")).encode())
+    assert checked(call, max_bytes=size) == call
+    assert str(size) in refused(call, "call_data", max_bytes=size - 1)
 
 
 @settings(max_examples=examples(100, 400), deadline=None)

@@ -1,4 +1,4 @@
-"""What an HTTP call and a mail may say: what is refused, by its field, and why."""
+"""What an HTTP call, a mail and a task may say; what is refused, by its field, and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.samples import checked, email, http, refused
+from callqueue.security.secrets import Secret
+from tests.support.samples import checked, email, http, refused, task
 
 HTTP: list[tuple[dict[str, Any], str, str]] = [
     ({"timeout": None}, "timeout", "total_timeout"),
@@ -22,14 +23,11 @@ HTTP: list[tuple[dict[str, Any], str, str]] = [
     ({"headers": [["a", "b"]]}, "headers", "must be a dict"),
     ({"headers": {"X-A": 1}}, "headers.X-A", "must be a string"),
     ({"headers": {"X-A": "a\r\nB: c"}}, "headers.X-A", "line break"),
-    ({"headers": {"X-A": "a\n"}}, "headers.X-A", "line break"),
     ({"headers": {"X-A": "\x1b"}}, "headers.X-A", "control"),
     ({"headers": {"X-A": " a"}}, "headers.X-A", "white space"),
-    ({"headers": {"X-A": "a "}}, "headers.X-A", "white space"),
     ({"headers": {"X-A": "a\t"}}, "headers.X-A", "white space"),
     ({"headers": {"X-A": "€"}}, "headers.X-A", "Latin-1"),
     ({"headers": {"X A": "a"}}, "headers", "not a header's name"),
-    ({"headers": {"X:": "a"}}, "headers", "not a header's name"),
     ({"headers": {"": "a"}}, "headers", "not a header's name"),
     ({"headers": {"é": "a"}}, "headers", "not a header's name"),
     ({"headers": {"X\r\nY": "a"}}, "headers", "not a header's name"),
@@ -46,29 +44,22 @@ HTTP: list[tuple[dict[str, Any], str, str]] = [
     ({"cookies": {"a=": "b"}}, "cookies", "not a cookie's name"),
     ({"auth": "user:pass"}, "auth", "[user, password]"),
     ({"auth": ["user"]}, "auth", "[user, password]"),
-    ({"auth": ["a", "b", "c"]}, "auth", "[user, password]"),
     ({"auth": {"user": "a"}}, "auth", "[user, password]"),
     ({"auth": ["user", 1]}, "auth[1]", "must be a string"),
-    ({"auth": [None, "x"]}, "auth[0]", "must be a string"),
     ({"auth": ["us:er", "x"]}, "auth[0]", "':'"),
     ({"auth": ["user", "x\r\n"]}, "auth[1]", "line break"),
     ({"auth": ["user", "€"]}, "auth[1]", "Latin-1"),
 ]
 FIELDS: list[tuple[Any, str, str]] = [
     (5, "", "a list of pairs, not a number"),
-    (True, "", "a list of pairs, not a boolean"),
     ({"a": {"b": 1}}, ".a", "use params.json"),
     ({"a": [[1]]}, ".a[0]", "is nested"),
     ({"a": [1, {"b": 1}]}, ".a[1]", "is nested"),
     ([["a"]], "[0]", "must be a pair"),
-    ([["a", 1, 2]], "[0]", "must be a pair"),
-    ([[1, 2]], "[0]", "must be a pair"),
     (["ab"], "[0]", "must be a pair"),
     ([["a", {"b": 1}]], "[0][1]", "use params.json"),
 ]
 EMAIL: list[tuple[dict[str, Any], str, str]] = [
-    ({"to": None}, "to", "is missing"),
-    ({"to": ""}, "to", "is missing"),
     ({"to": []}, "to", "is missing"),
     ({"to": [""]}, "to[0]", "must be an address"),
     ({"to": ["a@example.com", 5]}, "to[1]", "must be an address"),
@@ -84,30 +75,60 @@ EMAIL: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("params", "field", "why"), HTTP)
-def test_an_http_call_is_refused_with_its_field(
-    params: dict[str, Any], field: str, why: str
+TASK: list[tuple[dict[str, Any], str, str]] = [
+    ({"name": ""}, "name", ""),
+    ({"name": "a b"}, "name", ""),
+    ({"args": {}}, "args", ""),
+    ({"kwargs": [1]}, "kwargs", ""),
+    ({"kwargs": Secret("STRIPE")}, "kwargs", ""),
+    ({"countdown": 5}, "countdown", ""),
+    ({"headers": ["id"]}, "headers", ""),
+    ({"headers": {"id": 7}}, "headers.id", ""),
+    ({"embed": "chain"}, "embed", ""),
+]
+MADE = [
+    *[(http, *row) for row in HTTP],
+    *[(http, {place: value}, place + path, why) for place in ("params", "data") for value, path, why in FIELDS],
+    *[(email, *row) for row in EMAIL],
+    *[(task, *row) for row in TASK],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "params", "field", "why"), MADE)
+def test_what_cannot_be_sent_is_refused_with_its_field(
+    make: Any, params: dict[str, Any], field: str, why: str
 ) -> None:
-    refused(http(**params), f"params.{field}", why)
+    refused(make(**params), f"params.{field}", why)
 
 
-@pytest.mark.parametrize("place", ["params", "data"])
-@pytest.mark.parametrize(("value", "path", "why"), FIELDS)
-def test_a_query_or_a_form_that_cannot_be_written_is_refused(
-    place: str, value: Any, path: str, why: str
-) -> None:
-    refused(http(**{place: value}), f"params.{place}{path}", why)
+S = Secret("STRIPE")
 
 
-@pytest.mark.parametrize(("params", "field", "why"), EMAIL)
-def test_a_mail_is_refused_with_its_field(params: dict[str, Any], field: str, why: str) -> None:
-    refused(email(**params), f"params.{field}", why)
-
-
-def test_a_mail_goes_to_one_or_several() -> None:
-    checked(email(to=["a@example.com", "B <b@example.com>"], cc="c@example.com", bcc=[], reply_to=None,
-                  from_email="me@example.com", html_message="<p>\n</p>", message="a\nb"))  # fmt: skip
-
-
-def test_an_empty_body_is_none() -> None:
-    checked(http(json={}, data=""))
+@pytest.mark.parametrize(
+    ("make", "params"),
+    [
+        (http, {"params": {"q": ["a", "b", S], "n": 1, "skip": None}}),
+        (http, {"params": "a=b"}),
+        (http, {"params": [["a", 1], ["a", 2]]}),
+        (http, {"data": "raw text"}),
+        (http, {"data": {"a": "b"}}),
+        (http, {"data": [["a", "b"], ["a", S]]}),
+        (http, dict.fromkeys(("json", "data", "headers", "cookies", "auth", "params"))),
+        (http, {"json": "text"}),
+        (http, {"json": 0, "data": None}),
+        (http, {"json": {}, "data": ""}),
+        (http, {"json": {"big": 10**400}}),
+        (http, {"cookies": {"session": "a b,c"}}),
+        (http, {"auth": ["user", "pass:word"]}),
+        (http, {"auth": ("user", S)}),
+        (http, {"headers": {"Authorization": S, "X-Empty": "", "X-Tab": "a\tb"}}),
+        (email, {"to": ["a@example.com", "B <b@example.com>"], "cc": "c@example.com", "bcc": [], "reply_to": None}),
+        (email, {"from_email": "me@example.com", "html_message": "<p>\n</p>", "message": "a\nb"}),
+        (email, {"to": [S], "subject": S, "message": S, "reply_to": S}),
+        (task, {"args": [1, {"a": 2}], "kwargs": {"b": 3}}),
+        (task, {"args": (1,), "kwargs": None}),
+        (task, {"name": S, "args": [S]}),
+    ],
+)  # fmt: skip
+def test_what_can_be_sent_is_accepted(make: Any, params: dict[str, Any]) -> None:
+    checked(make(**params))
