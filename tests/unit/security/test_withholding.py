@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import logging
 import random
 import re
 import time
@@ -21,7 +22,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callqueue.security.withholding import PART, WITHHELD, clean, holds, payload_of, withhold
+from callqueue.security.withholding import (
+    PART,
+    WITHHELD,
+    at_work,
+    clean,
+    holds,
+    payload_of,
+    withhold,
+)
 from tests.support.length import examples
 
 KEY = "sk_live/4eC3+9Hq=&é\"x'"
@@ -136,12 +145,6 @@ def is_told(text: str, value: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_the_judge_itself_sees_what_an_encoding_tells(encoding: str) -> None:
-    assert is_told(f"x: {ENCODINGS[encoding](TOKEN)}", TOKEN)
-    assert not is_told(f"x: {ENCODINGS[encoding](TOKEN[::-1])}", TOKEN)
-
-
 # --- What is found
 
 
@@ -189,6 +192,7 @@ def test_encodings_inside_each_other_up_to_three() -> None:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_any_part_of_eight_letters_is_found(encoding: str) -> None:
+    assert is_told(f"x: {ENCODINGS[encoding](TOKEN)}", TOKEN), "the judge itself sees it"
     for begin in range(0, 25, examples(4, 1)):
         for length in (PART, PART + 1, 12, 32):
             part = TOKEN[begin : begin + length]
@@ -198,9 +202,11 @@ def test_any_part_of_eight_letters_is_found(encoding: str) -> None:
                 assert not is_told(kept, TOKEN)
 
 
-def test_where_a_text_was_cut_no_more_than_seven_are_left() -> None:
+def test_where_a_text_was_cut_or_will_be_no_more_than_seven_are_left() -> None:
     for cut in range(1, 40):
         assert not is_told(withhold(f"you sent {TOKEN} and"[:-cut], (TOKEN,)), TOKEN)
+    for before in range(480, 500):
+        assert not is_told(clean(f"Error: {'x' * before} {TOKEN}", (TOKEN,))[:500], TOKEN)
 
 
 @pytest.mark.parametrize("user", ["", "u", "us", "use", "user"])
@@ -244,19 +250,23 @@ def test_a_short_value_is_found_only_where_it_stands_alone() -> None:
     assert holds("a 12345 b", ("1234",))
 
 
-def test_what_surrounds_a_value_tells_nothing() -> None:
-    values = (
-        "Bearer abcdefgh12345678",
-        "https://hooks.example.com/services/T0/B0/xyzxyz",
-        "-----BEGIN PRIVATE KEY-----\nMIIE12345678\n-----END PRIVATE KEY-----",
-    )
-    text = "Bearer tokens, https://other.example.org/, -----BEGIN CERTIFICATE-----"
-    assert withhold(text, values) == text
+AROUND = (
+    "Bearer abcdefgh12345678",
+    "https://hooks.example.com/services/T0/B0/xyzxyz",
+    "-----BEGIN PRIVATE KEY-----\nMIIE12345678\n-----END PRIVATE KEY-----",
+)
 
 
-@pytest.mark.parametrize("values", [(), ("",), ("secret-value",), ("a.b*c",), ("\\\\\\\\",)])
-@pytest.mark.parametrize("text", ["", "nothing here, aXbc", '{"a": 1}', "100%\\u00", "&&#;%%25"])
+@pytest.mark.parametrize(
+    "values", [(), ("",), ("secret-value",), ("a.b*c",), ("\\\\\\\\",), AROUND]
+)
+@pytest.mark.parametrize(
+    "text",
+    ["", "nothing here, aXbc", '{"a": 1}', "100%\\u00", "&&#;%%25",
+     "Bearer tokens, https://other.example.org/, -----BEGIN CERTIFICATE-----"],
+)  # fmt: skip
 def test_everything_else_is_left(text: str, values: tuple[str, ...]) -> None:
+    """What surrounds a value tells nothing."""
     assert withhold(text, values) == text
 
 
@@ -288,9 +298,6 @@ def test_no_false_alarm_in_prose() -> None:
 def test_a_string_a_word_or_a_line_is_withheld(text: str, kept: str) -> None:
     text, kept = text.replace("TOKEN", TOKEN), kept.replace("WITHHELD", WITHHELD)
     assert withhold(text, (TOKEN,)) == kept
-
-
-def test_of_a_value_with_spaces_no_end_is_left() -> None:
     value = "correcthorse battery staple"
     assert withhold(f"it was {value}, you see", (value,)) == f"it {WITHHELD} you see"
 
@@ -317,12 +324,6 @@ def test_a_long_key_is_quick() -> None:
 # --- Errors
 
 
-def test_an_error_is_cleaned_before_anybody_cuts() -> None:
-    value = "sk_live_0123456789abcdef"
-    for before in range(480, 500):
-        assert not is_told(clean(f"Error: {'x' * before} {value}", (value,))[:500], value)
-
-
 def test_a_payload_is_taken_out_in_whatever_form_an_error_repeats_it() -> None:
     name, text = "patient\nzero 'A'", "lorem ipsum " * 100
     payload = payload_of("sms", {"name": name, "long": text, "few": "abc"})
@@ -336,15 +337,31 @@ def test_a_payload_is_taken_out_in_whatever_form_an_error_repeats_it() -> None:
     assert clean(few, (), payload) == few
 
 
-def test_a_secret_beside_a_payload_leaves_no_half_of_it() -> None:
+def test_a_text_without_end_is_looked_at_from_both_ends_and_no_half_is_left() -> None:
     payload = payload_of("sms", {"name": "Zero Patient"})
     said = clean(f"no Zero Patient {TOKEN} Zero Patient there is", (TOKEN,), payload)
-    assert "Zero" not in said
-    assert "Patient" not in said
-
-
-def test_a_text_without_end_is_looked_at_from_both_ends() -> None:
-    value = "sk_live_0123456789abcdef"
-    text = clean(f"{value} {'x' * 10_000_000} {value}", (value,))
+    assert "Zero" not in said and "Patient" not in said
+    text = clean(f"{TOKEN} {'x' * 10_000_000} {TOKEN}", (TOKEN,))
     assert len(text) < 200_000
     assert "sk_live" not in text
+
+
+@pytest.mark.parametrize("name", ["celery.app.trace", "urllib3.connection", "urllib3.connectionpool"])  # fmt: skip
+def test_others_log_nothing_secret_while_a_call_is_made_and_what_they_like_after(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger(name)
+    caplog.set_level(logging.DEBUG, logger=name)
+    with at_work((TOKEN,)):
+        extra = {"data": {"args": [f"({TOKEN!r},)"]}}
+        logger.warning("sent %(token)s", {"token": TOKEN}, extra=extra)
+        logger.warning("%d is not a number", TOKEN)
+        try:
+            raise ConnectionError(f"no route with {TOKEN}")
+        except ConnectionError:
+            logger.exception("it failed")
+        logger.warning("%d is not a number", "text")
+        logger.warning("x" * 100_000)
+        logger.warning("all is well after %d", 3)
+    logger.warning("sent %s", TOKEN)
+    assert caplog.messages == ["all is well after 3", f"sent {TOKEN}"]
