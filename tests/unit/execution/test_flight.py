@@ -1,11 +1,16 @@
-"""The flight, as far as it needs no database: when it has landed, and what it does when idle."""
+"""The flight and its crew, as far as they need no database: what shares a thread, whatever a job
+raises, when a flight has landed, and what it does when idle.
+"""
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +19,147 @@ from celery import signals
 
 from callqueue import broker
 from callqueue.execution import flight, in_flight, request
+from callqueue.execution.flight import NAME
+from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
 
 
 def _job(attempt_id: int, rule: str) -> Any:
     attempt = SimpleNamespace(id=attempt_id, send_at=None)
     return SimpleNamespace(attempt=attempt, call=SimpleNamespace(rule=rule), unfit=None)
+
+
+# --- The crew
+
+
+def crew_of(work: Callable[[Any], Any]) -> tuple[Any, Callable[[int], None]]:
+    """A crew, and what waits until so many of its jobs have ended: one that stands still fails the
+    test, not the whole run.
+    """
+    bell = queue.SimpleQueue[None]()
+    crew: Any = flight.Crew(work, lambda: bell.put(None))
+
+    def wait_for(count: int) -> None:
+        while len(crew.ended) < count:
+            bell.get(timeout=20)
+
+    return crew, wait_for
+
+
+@pytest.mark.parametrize("threads", [1, 3, 9])
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 1, 2, 3, 4, 5, 6, 7, 8}])
+def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
+    bad: set[int], error: type[BaseException], threads: int
+) -> None:
+    def work(job: int) -> int:
+        if job in bad:
+            raise error
+        return job
+
+    crew, wait_for = crew_of(work)
+    crew.add(list(range(9)), threads)
+    wait_for(9)
+    assert sorted(crew.ended) == [(job, None if job in bad else job) for job in range(9)]
+
+
+def test_jobs_that_come_while_others_wait_get_no_thread_more() -> None:
+    """Each pass of a busy process would start one otherwise, and hundreds would keep each other from
+    the interpreter.
+    """
+    goes = threading.Event()
+    crew, wait_for = crew_of(lambda job: goes.wait(20) and job)
+    for jobs in ([1, 2], [3, 4], [5, 6]):
+        crew.add(jobs, threads=0)
+    assert len(crew.threads) == 1
+    goes.set()
+    wait_for(6)
+    crew.add([7], threads=0)  # one at least
+    wait_for(7)
+
+
+def test_as_many_threads_as_are_asked_for_are_woken() -> None:
+    """Each job waits for all the others: one thread too few would stop them."""
+    together = threading.Barrier(3)
+    crew, wait_for = crew_of(lambda job: together.wait(20))
+    for count in (3, 6):
+        crew.add([1, 2, 3], threads=3)
+        wait_for(count)
+        wait_until(lambda: len(crew.resting) == 3, 20)
+    assert None not in [result for _, result in crew.ended] and len(crew.threads) == 3
+
+
+@few_threads(NAME, 2)
+def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_leases_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that a thread has go on; and the process is known to have no more threads."""
+    monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
+    goes = threading.Event()
+    crew, wait_for = crew_of(lambda job: goes.wait(20) and job)
+    assert crew.most() == math.inf
+    crew.add(list(range(8)), 8)
+    assert crew.most() == 2
+    assert crew.unserved() == []  # one may still be free soon
+    while not (left := crew.unserved()):
+        threading.Event().wait(0.01)
+    assert left == [2, 3, 4, 5, 6, 7]
+    crew.pending.extend(left)
+    assert crew.unserved() == [], "what comes after others were handed back has not waited"
+    crew.pending.clear()
+    goes.set()
+    wait_for(2)
+    assert sorted(job for job, _ in crew.ended) == [0, 1]
+    at = time.monotonic() + flight.MINUTE
+    monkeypatch.setattr(flight.time, "monotonic", lambda: at)
+    assert crew.most() == math.inf  # it is tried again
+
+
+def test_a_thread_without_a_job_takes_the_next_and_ends_when_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever its jobs raise. To begin a thread costs more than to wake one."""
+    monkeypatch.setattr(flight, "LINGER", 0.3)
+    by = list[threading.Thread]()
+
+    def leaving(job: int) -> int:
+        by.append(threading.current_thread())
+        raise SystemExit
+
+    crew, wait_for = crew_of(leaving)
+    for job in range(3):
+        crew.add([job], 1)
+        wait_for(job + 1)
+    assert len(set(by)) == 1
+    wait_until(lambda: not by[0].is_alive(), 20)
+    assert not crew.threads and not crew.resting
+    crew.add([4], 1)
+    wait_for(4)
+    assert len(set(by)) == 2
+
+
+# --- The flight
+
+
+@contextmanager
+def begins_slowly(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> Iterator[tuple[flight.Flight, threading.Event]]:
+    """A flight that has been boarded, and waits for the database until the event is set."""
+    began, goes = threading.Event(), threading.Event()
+
+    def begin(*_: Any) -> list[Any]:
+        began.set()
+        goes.wait(20)
+        return []
+
+    monkeypatch.setattr(flight.claim, "begin", begin)
+    one = flight.Flight("default", lambda: most)
+    monkeypatch.setattr(one, "_connected", lambda work: work())
+    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
+    assert began.wait(20)
+    yield one, goes
+    goes.set()
 
 
 def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,46 +177,24 @@ def test_a_flight_that_was_boarded_before_it_lands_has_not_landed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a process that is told to go would not wait for that message's calls."""
-    began, goes = threading.Event(), threading.Event()
-
-    def begin(*_: Any) -> list[Any]:
-        began.set()
-        goes.wait(20)
-        return []
-
-    monkeypatch.setattr(flight.claim, "begin", begin)
-    one = flight.Flight("default", lambda: 1)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
-    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
-    assert began.wait(20)
-    lands = threading.Thread(target=one.land, kwargs={"seconds": None}, daemon=True)
-    lands.start()
-    lands.join(0.3)
-    assert lands.is_alive()
-    goes.set()
-    lands.join(20)
-    assert not lands.is_alive()
+    with begins_slowly(monkeypatch, most=1) as (one, goes):
+        lands = threading.Thread(target=one.land, kwargs={"seconds": None}, daemon=True)
+        lands.start()
+        lands.join(0.3)
+        assert lands.is_alive()
+        goes.set()
+        lands.join(20)
+        assert not lands.is_alive()
 
 
 def test_what_is_begun_already_is_made_while_the_flight_waits_for_the_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    began, goes, made = threading.Event(), threading.Event(), threading.Event()
-
-    def begin(*_: Any) -> list[Any]:
-        began.set()
-        goes.wait(20)
-        return []
-
-    monkeypatch.setattr(flight.claim, "begin", begin)
+    made = threading.Event()
     monkeypatch.setattr(flight.telemetry, "traced", lambda make: lambda job: made.set())
-    one = flight.Flight("default", lambda: 2)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
-    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
-    assert began.wait(20)
-    one.take_off([_job(2, "r")])(True)
-    assert made.wait(5)
-    goes.set()
+    with begins_slowly(monkeypatch, most=2) as (one, _):
+        one.take_off([_job(2, "r")])(True)
+        assert made.wait(5)
 
 
 def test_most_threads_of_what_takes_off_are_started_once_it_is_cleared(

@@ -54,17 +54,14 @@ TOO_MANY, PAST, UNUSABLE = "429 Too Many Requests", "is already past", "its Retr
     [
         ({}, None, ""),
         ({"Retry-After": "30"}, 30.0, "Retry-After 30 s"),
-        ({"Retry-After": "0.25"}, 0.25, "Retry-After 0.25 s"),
         ({"Retry-After": "30000"}, 21600.0, "Retry-After 21600 s (clamped; it named 30000 s)"),
         ({"Retry-After": "0"}, None, f"its Retry-After {PAST}"),
-        ({"Retry-After": "Fri, 20 Nov 2026 11:59:59 GMT"}, None, f"its Retry-After {PAST}"),
         ({"Retry-After": "s3cret"}, None, UNUSABLE),
         ({"Retry-After": "5", **LEFT_NONE}, 5.0, "Retry-After 5 s"),
         ({"Retry-After": "0", **LEFT_NONE}, 9.0, f"its Retry-After {PAST}; reset in 9 s"),
         ({"Retry-After": "soon", **LEFT_NONE}, 9.0, f"{UNUSABLE}; reset in 9 s"),
         (LEFT_NONE, 9.0, "reset in 9 s"),
         ({**LEFT_NONE, "X-RateLimit-Reset": "0"}, None, f"its reset {PAST}"),
-        ({**LEFT_NONE, "X-RateLimit-Remaining": "40"}, None, ""),
         ({"RateLimit-Reset": "9"}, 9.0, "reset in 9 s"),
     ],
 )
@@ -122,13 +119,15 @@ MOMENTS = st.datetimes(timezones=st.one_of(st.none(), st.just(UTC)))
 
 @settings(max_examples=examples(100, 300), deadline=None)
 @given(
-    status=st.integers(-1, 1000),
+    status=st.integers(-1, 1000) | st.integers(200, 299),
     headers=HEADERS,
     now=MOMENTS,
 )
 def test_no_header_is_too_strange(status: int, headers: Any, now: datetime) -> None:
+    """And nothing that a success says is a reason to hold: the limits count by themselves."""
     outcome = verdict(status, headers, retry_statuses=RETRY, now=now, max_hold=21600)
     assert isinstance(outcome, OUTCOMES)
+    assert isinstance(outcome, Succeeded) is (200 <= status < 300)
     if isinstance(outcome, HoldUntil) and outcome.until is not None:
         assert 0 < outcome.until <= 21600  # type: ignore[operator]
     if not isinstance(outcome, Succeeded):
@@ -145,12 +144,6 @@ def test_no_reason_repeats_what_a_header_holds(text: str, name: str, status: int
     secret = f"zq{text}"
     headers = {name: f'"{secret}";r=0;t=4, {secret}', "X-RateLimit-Remaining": "0"}
     assert secret not in judge(status, headers).why  # type: ignore[attr-defined]
-
-
-@given(status=st.integers(200, 299), headers=HEADERS)
-def test_nothing_that_a_success_says_is_a_reason_to_hold(status: int, headers: Any) -> None:
-    """That nothing remains, for one: the limits count by themselves."""
-    assert judge(status, headers) == Succeeded()
 
 
 READ = ["Retry-After", "RateLimit", "RateLimit-Policy", "Location", "Date", "X-RateLimit-Remaining",
@@ -247,22 +240,20 @@ def test_nothing_remaining_is_a_hold_until_the_reset(
         assert rate_limit_headers(headers, now=NOW, max_hold=21600).until_s == seconds
 
 
+def left(**resets: tuple[str, str]) -> dict[str, str]:
+    """What remains of each unit, and when it is reset."""
+    headers = {}
+    for unit, (remaining, reset) in resets.items():
+        headers |= {f"x-ratelimit-remaining-{unit}": remaining, f"x-ratelimit-reset-{unit}": reset}
+    return headers
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
-        ({"x-ratelimit-remaining-tokens": "1", "x-ratelimit-reset-tokens": "360"}, None),
-        (
-            {
-                "x-ratelimit-remaining-requests": "0",
-                "x-ratelimit-reset-requests": "1",
-                "x-ratelimit-remaining-tokens": "0",
-                "x-ratelimit-reset-tokens": "90.5",
-                "x-ratelimit-remaining-images": "4",
-                "x-ratelimit-reset-images": "7200",
-            },
-            90.5,
-        ),
-        ({"x-ratelimit-remaining-tokens": "-1", "x-ratelimit-reset-tokens": "5"}, 5.0),
+        (left(tokens=("1", "360")), None),
+        (left(requests=("0", "1"), tokens=("0", "90.5"), images=("4", "7200")), 90.5),
+        (left(tokens=("-1", "5")), 5.0),
         ({"X-RateLimit-Remaining-Minute": "0", "RateLimit-Reset": "30"}, None),
         ({"X-RateLimit-Limit": "10", "X-RateLimit-Reset": "30"}, 30.0),
         ({"RateLimit": '"default";r=0;t=5', "RateLimit-Policy": '"default";q=10;w=60'}, None),

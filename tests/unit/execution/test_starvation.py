@@ -40,14 +40,11 @@ def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list
     clock[0] += 60
     pause.begin("no more")
     assert _seconds_of(pause, clock) == 1
-
-
-def test_calls_that_were_taken_before_make_a_pause_no_longer(clock: list[float]) -> None:
     pause = starvation.Pause()
-    pause.begin("no more")
-    clock[0] += 0.5
-    pause.begin("no more")
-    assert _seconds_of(pause, clock) == 0.5
+    for ahead in (0.5, 0.0):
+        pause.begin("no more")
+        clock[0] += ahead
+    assert _seconds_of(pause, clock) == 0.5, "calls that were taken before make it no longer"
 
 
 def test_it_says_so_once_a_minute(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:

@@ -92,70 +92,55 @@ def test_the_name_is_what_the_certificate_must_be_for(
     assert "not valid for 'other.test'" in answer.error
 
 
-def test_certificates_that_cannot_be_read_send_nothing(secure: Peer, tmp_path: Path) -> None:
-    answer = call(secure.url(), policy=LOOPBACK._replace(verify=str(tmp_path / "missing.pem")))
-    assert nothing_was_sent(answer)
-    assert "missing.pem" in answer.error
-
-
-@pytest.mark.parametrize(
-    ("script", "why"),
-    [
-        (lambda line: line.send(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "no TLS connection"),
-        (_stays, "the connect timeout of 0.2 s"),
-    ],
-)
-def test_a_server_that_does_not_speak_tls_is_sent_nothing(
-    script: Callable[[Line], None], why: str
+def test_who_does_not_speak_tls_or_has_no_certificates_to_trust_is_sent_nothing(
+    secure: Peer, tmp_path: Path
 ) -> None:
-    with Peer(script) as peer, within(3):
-        answer = call(peer.url().replace("http:", "https:"), timeouts=Timeouts(connect=0.2))
-    assert nothing_was_sent(answer)
-    assert why in answer.error
+    def refuses(line: Line) -> None:
+        line.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    hurried = Timeouts(connect=0.2)
+    for script, why in ((refuses, "no TLS connection"), (_stays, "the connect timeout of 0.2 s")):
+        with Peer(script) as peer, within(3):
+            answer = call(peer.url().replace("http:", "https:"), timeouts=hurried)
+        assert nothing_was_sent(answer) and why in answer.error
+    answer = call(secure.url(), policy=LOOPBACK._replace(verify=str(tmp_path / "missing.pem")))
+    assert nothing_was_sent(answer) and "missing.pem" in answer.error
 
 
-def test_slow_tls_servers_are_bounded_too(certificate: Certificate) -> None:
+def test_slow_tls_servers_are_bounded_and_an_early_answer_counts(certificate: Certificate) -> None:
     def drips(line: Line) -> None:
         line.read()
         line.drip(answer_bytes(b"x" * 10000))
+
+    def answers_early(line: Line) -> None:
+        line.read_head()
+        line.send(answer_bytes(b"too large", "413 Content Too Large"))
+        line.peer.closing.wait(5)
 
     # time enough for a handshake on a busy machine
     own = {"policy": trusting(certificate), "timeouts": HURRIED._replace(total=1.0)}
     for script, size in ((drips, 1), (_stays, 30_000_000)):
         with Peer(script, context=certificate.server) as peer, within(4):
             assert is_lost(call(peer.url(), data="x" * size, **own))
-
-
-def test_an_early_answer_over_tls_counts(certificate: Certificate) -> None:
-    def script(line: Line) -> None:
-        line.read_head()
-        line.send(answer_bytes(b"too large", "413 Content Too Large"))
-        line.peer.closing.wait(5)
-
-    own = {"policy": trusting(certificate), "timeouts": Timeouts(read=0.2, total=5)}
-    with Peer(script, context=certificate.server) as peer:
+    own["timeouts"] = Timeouts(read=0.2, total=5)
+    with Peer(answers_early, context=certificate.server) as peer:
         answer = call(peer.url(), data="x" * 20_000_000, **own)
-    assert answer.response is not None
-    assert answer.response.status_code == 413
+    assert answer.response is not None and answer.response.status_code == 413
 
 
-def test_a_tls_connection_with_more_than_its_answer_in_it_is_not_used_again(
-    certificate: Certificate,
-) -> None:
-    """What came in one record with the answer, and waits decrypted."""
-    more = answer_bytes(b"not asked for" * 1000)
-    with Peer(answering(answer_bytes(b"mine") + more), context=certificate.server) as peer:
-        for count in (1, 2):
-            assert body_of(call(peer.url(), policy=trusting(certificate))) == b"mine"
-            assert len(peer.lines) == count
-
-
-def test_session_tickets_are_no_reason_to_connect_again(
+def test_a_tls_connection_is_used_again_unless_more_than_its_answer_is_in_it(
     secure: Peer, certificate: Certificate
 ) -> None:
-    """Not in the gate, and not in a connection that is kept."""
+    """What came in one record with the answer waits decrypted. A session's ticket is no reason, in
+    the gate or in a connection that is kept.
+    """
     gate = Recording(lambda: time.sleep(0.05))
     for count in (1, 2, 3):
         answer = call(secure.url(), data="x", policy=trusting(certificate), gate=gate)
         assert body_of(answer) == b"x"
         assert (len(gate.waits), len(secure.lines)) == (count, 1)
+    more = answer_bytes(b"not asked for" * 1000)
+    with Peer(answering(answer_bytes(b"mine") + more), context=certificate.server) as peer:
+        for count in (1, 2):
+            assert body_of(call(peer.url(), policy=trusting(certificate))) == b"mine"
+            assert len(peer.lines) == count
