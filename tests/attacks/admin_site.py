@@ -1,8 +1,4 @@
-"""The admin as an attacker sees it: every address of the app, everyone who might come, and what may
-not change.
-
-Addresses come from the URL resolver, so that a new view is attacked without anyone thinking of it.
-"""
+"""The admin as an attacker sees it. Addresses come from the resolver: a new view is attacked too."""
 
 from __future__ import annotations
 
@@ -24,13 +20,17 @@ from callqueue.models import CallAttempt, CallQueue, Hold, RuleState, SettingsSt
 
 RULE = "<path:name>"
 OBJECT = "<path:object_id>"
+# The page of a rule, which its query names, and the two of Django's that show its calls.
+OTHERS = [
+    "admin/callqueue/callqueue/dashboard/rule/?name=default",
+    "admin/callqueue/",
+    "admin/autocomplete/?app_label=callqueue&model_name=callattempt&field_name=call&term=",
+]
 
 
 @dataclass(frozen=True)
 class Address:
-    """An address of the app's admin; `model` is whose number stands in it, "" where there is
-    none.
-    """
+    """An address of the app's admin; `model` is whose number stands in it, "" where there is none."""
 
     route: str
     model: str
@@ -40,31 +40,16 @@ class Address:
 
 
 def addresses() -> list[Address]:
-    """Every address that one of the app's admin classes answers, the page of a rule, which its query
-    names, and the two of Django's that show its calls.
-    """
-    found = [
-        Address(route, _model(route))
-        for route in _routes(get_resolver())
-        if route.startswith("admin/callqueue/")
-    ]
-    query = "?app_label=callqueue&model_name=callattempt&field_name=call&term="
-    others = (
-        "admin/callqueue/callqueue/dashboard/rule/?name=default",
-        "admin/callqueue/",
-        f"admin/autocomplete/{query}",
-    )
-    return [*found, *(Address(route, "") for route in others)]
+    """Every address that one of the app's admin classes answers, and OTHERS."""
+    own = [route for route in _routes(get_resolver()) if route.startswith("admin/callqueue/")]
+    found = [Address(route, route.split("/")[2] if OBJECT in route else "") for route in own]
+    return [*found, *(Address(route, "") for route in OTHERS)]
 
 
 def _routes(resolver: Any, before: str = "") -> Iterator[str]:
     for pattern in resolver.url_patterns:
         route = before + str(pattern.pattern)
         yield from _routes(pattern, route) if hasattr(pattern, "url_patterns") else [route]
-
-
-def _model(route: str) -> str:
-    return route.split("/")[2] if OBJECT in route else ""
 
 
 def admins() -> list[admin.ModelAdmin]:  # type: ignore[type-arg]
@@ -79,11 +64,8 @@ def admins() -> list[admin.ModelAdmin]:  # type: ignore[type-arg]
 
 def permissions() -> list[str]:
     """The codename of every permission of the app."""
-    return list(
-        Permission.objects.filter(content_type__app_label="callqueue")
-        .order_by("pk")
-        .values_list("codename", flat=True)
-    )
+    own = Permission.objects.filter(content_type__app_label="callqueue")
+    return list(own.order_by("pk").values_list("codename", flat=True))
 
 
 def someone(*codenames: str, **fields: Any) -> Client:
@@ -127,20 +109,12 @@ class Scene:
         return [address.of(pk) for address in listed for pk in self.pks(address.model)]
 
 
-def scene(text: str = "t", hidden: str = "h", params: Any = None) -> Scene:
+def scene(text: str = "t", hidden: str = "h") -> Scene:
     """A scene whose every text is `text`, and whose telling places hold `hidden`."""
-    data = {
-        "method": "post",
-        "params": {"url": "https://vendor.example/v1", **(params or telling(hidden, text))},
-    }
     common = {
-        "rule": "default",
-        "key": text,
-        "method": "post",
-        "host": "vendor.example",
-        "call_data": data,
-        "queue": text,
-    }
+        "rule": "default", "key": text, "method": "post", "host": "vendor.example", "queue": text,
+        "call_data": {"method": "post", "params": telling(hidden, text)},
+    }  # fmt: skip
     now = timezone.now()
     failed = CallQueue.objects.create(
         **common, status=CallQueue.Status.FAILED, finished_at_dt=now, error_message=_answer(hidden, text), unique_key=text,
@@ -154,9 +128,8 @@ def scene(text: str = "t", hidden: str = "h", params: Any = None) -> Scene:
     )  # fmt: skip
     until = now + timedelta(hours=1)
     hold = Hold.objects.create(rule="default", per="key", value=text, reason=text, until=until)
-    Hold.objects.update_or_create(
-        rule="default", per="rule", defaults={"reason": text, "until": until}
-    )
+    held = {"reason": text, "until": until}
+    Hold.objects.update_or_create(rule="default", per="rule", defaults=held)
     RuleState.objects.get_or_create(rule="default")
     user = User.objects.create_user(f"user{User.objects.count()}")
     LogEntry.objects.log_actions(user.pk, [failed, waiting], 2, text)
@@ -174,7 +147,7 @@ def telling(hidden: str, text: str) -> dict[str, Any]:
         "json": {
             "password": hidden,
             "text": text,
-            "inside": json.dumps({"secret": hidden}),
+            "inside": json.dumps({"pwd": hidden}),
             text: [text],
         },
     }
@@ -186,9 +159,8 @@ def _answer(hidden: str, text: str) -> str:
 
 def state() -> dict[str, Any]:
     """All that an attack might change."""
-    calls = CallQueue.objects.order_by("pk").values(
-        "pk", "status", "call_data", "rule", "key", "idempotency_key"
-    )
+    told = ("pk", "status", "call_data", "rule", "key", "idempotency_key")
+    calls = CallQueue.objects.order_by("pk").values(*told)
     return {
         "calls": {row["pk"]: row for row in calls},
         "attempts": list(CallAttempt.objects.order_by("pk").values()),

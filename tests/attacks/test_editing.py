@@ -1,6 +1,4 @@
-"""Editing as an attack: whoever may edit tries to see what is hidden, or to make another kind of
-call of it.
-"""
+"""Whoever may edit tries to see what is hidden, or to make another kind of call of it."""
 
 from __future__ import annotations
 
@@ -20,20 +18,8 @@ from tests.support.length import examples
 
 HIDDEN = ("s3cr3t-a", "s3cr3t-b", "s3cr3t-c")
 NAMES = st.sampled_from(
-    [
-        "password",
-        "token",
-        "comment",
-        "user",
-        "key",
-        "Authorization",
-        "auth",
-        "data",
-        "x",
-        "max_tokens",
-        REDACTED,
-    ]
-)
+    ["password", "token", "comment", "user", "key", "Authorization", "auth", "data", "x", "max_tokens", REDACTED]
+)  # fmt: skip
 LEAVES = st.sampled_from([*HIDDEN, "plain", "", 0, 1, True, None, 1.5, "Bearer s3cr3t-a", "https://v.example/?token=s3cr3t-b",
                           '{"password": "s3cr3t-c"}', "password=s3cr3t-a", REDACTED])  # fmt: skip
 VALUES = st.recursive(
@@ -45,26 +31,21 @@ VALUES = st.recursive(
     ),
     max_leaves=12,
 )
+URLS = ["https://v.example/a", "https://v.example/a?token=s3cr3t-a", "https://v.example:444/a"]
 PARAMS = st.fixed_dictionaries(
-    {
-        "url": st.sampled_from(
-            ["https://v.example/a", "https://v.example/a?token=s3cr3t-a", "https://v.example:444/a"]
-        )
-    },
+    {"url": st.sampled_from(URLS)},
     optional=dict.fromkeys(("headers", "cookies", "auth", "params", "data", "json"), VALUES),
 )
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place inside a value."""
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    return [path, *(place for name, item in items for place in places(item, (*path, name)))]
+    items: Any = {}
+    if isinstance(value, dict):
+        items = value
+    elif isinstance(value, list):
+        items = dict(enumerate(value))
+    return [path, *(place for name in items for place in places(items[name], (*path, name)))]
 
 
 def at(value: Any, place: tuple[Any, ...]) -> Any:
@@ -74,21 +55,16 @@ def at(value: Any, place: tuple[Any, ...]) -> Any:
 
 
 def mangle(draw: st.DrawFn, edited: Any) -> Any:
-    """One thing that somebody might do with a text: rename, move, copy, swap, delete, insert, wrap,
-    reverse.
-    """
+    """One thing that somebody might do with a text."""
     edited = copy.deepcopy(edited)
-    holders = [
-        place
-        for place in places(edited)
-        if isinstance(at(edited, place), (dict, list)) and at(edited, place)
-    ]
+    inside = [at(edited, place) for place in places(edited)]
+    holders = [one for one in inside if isinstance(one, (dict, list)) and one]
     if not holders:
         return edited
-    holder = at(edited, draw(st.sampled_from(holders)))
+    holder = draw(st.sampled_from(holders))
     names = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
     name, other = draw(st.sampled_from(names)), draw(st.sampled_from(names))
-    source = copy.deepcopy(at(edited, draw(st.sampled_from(places(edited)))))
+    source, value = copy.deepcopy(draw(st.sampled_from(inside))), holder[name]
     act = draw(st.sampled_from(["rename", "swap", "copy", "delete", "reverse", "wrap", "type"]))
     if act == "swap":
         holder[name], holder[other] = holder[other], holder[name]
@@ -97,15 +73,9 @@ def mangle(draw: st.DrawFn, edited: Any) -> Any:
     elif act == "delete":
         del holder[name]
     elif act == "wrap":
-        holder[name] = draw(
-            st.sampled_from(
-                [[holder[name]], {"comment": holder[name]}, [["comment", holder[name]]]]
-            )
-        )
+        holder[name] = draw(st.sampled_from([[value], {"comment": value}, [["comment", value]]]))
     elif act == "type":
-        holder[name] = draw(
-            VALUES.filter(lambda value: not any(secret in json.dumps(value) for secret in HIDDEN))
-        )
+        holder[name] = draw(VALUES.filter(lambda value: "s3cr3t" not in json.dumps(value)))
     elif isinstance(holder, list):
         holder.insert(0, source) if act == "rename" else holder.reverse()
     elif act == "rename":

@@ -1,6 +1,4 @@
-"""The bytes of an answer come back from the text that a table keeps, and what is not whole does not
-read as if it were.
-"""
+"""The bytes of an answer come back from the table; what is not whole does not read as if it were."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Readings of the database's clock: what they say together is never wrong, and says more than each
-alone.
-"""
+"""Readings of the database's clock say together nothing wrong, and more than each alone."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ TRIPS = st.tuples(st.floats(0.0001, 0.05), st.floats(0.0, 1.0), st.floats(0.0, 3
 def test_a_narrowed_reading_still_brackets_the_truth(
     trips: list[tuple[float, float, float]], drift: float
 ) -> None:
-    """The truth here: the database's clock shows 5000 + monotonic time, running faster or slower by
-    `drift`.
-    """
+    """The truth: the database shows 5000 + monotonic time, faster or slower by `drift`."""
     narrowed, mono = ClockEstimate(), 100.0
     for round_trip, share, pause in trips:
         before, after = mono, mono + round_trip
@@ -50,9 +46,7 @@ def test_many_readings_are_closer_than_any() -> None:
 def test_an_instant_is_never_taken_for_earlier_than_it_may_be(
     trip: tuple[float, float, float], later: float
 ) -> None:
-    """Whenever the database read its clock: no slot is used before it opens, and what is written
-    down to age from does not age sooner.
-    """
+    """No slot is used before it opens, and what is written down does not age sooner."""
     round_trip, share, _ = trip
     reading = Reading(round((5100 + share * round_trip) * 1_000_000), 100.0, 100.0 + round_trip)
     mono = 100.0 + round_trip + later

@@ -1,6 +1,4 @@
-"""docker-compose.yml: the services of a production-like setup, each watched, and no secret in the
-file.
-"""
+"""docker-compose.yml: services that are watched, and no secret in the file."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ OURS = ["beat", "dispenser", "web", "worker-one", "worker-two"]
 
 
 def test_what_lasts_has_a_health_check_and_comes_back_once_what_it_needs_is_there() -> None:
-    """A worker gets the time to finish a call; a dispenser that hangs is noticed by itself, since
-    figures of the tables would be there though none ran.
-    """
+    """A worker gets the time to finish a call; a dispenser that hangs is noticed by itself."""
     for name in set(SERVICES) - {"migrate"}:
         check = SERVICES[name]["healthcheck"]
         assert check["test"][0] in ("CMD", "CMD-SHELL")

@@ -1,12 +1,7 @@
-"""The example project: its servers come from the environment, and a message in its folder is
-whole.
-"""
+"""The example project: its servers come from the environment, and a message is whole."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +13,6 @@ from tests.celery_app import app
 # Importing the example project made its Celery application the current one.
 app.set_current()
 app.set_default()
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_its_servers_are_named_by_urls() -> None:
@@ -60,17 +53,3 @@ def test_a_folder_as_broker_keeps_its_files_in_it_and_no_message_is_seen_in_part
         assert message is not None
         assert message.payload == {"ids": [1, 2]}
     assert not list(tmp_path.rglob("*.part"))
-
-
-def test_its_commands_start_from_any_folder(tmp_path: Path) -> None:
-    own = {
-        "DATABASE_URL": f"sqlite:///{tmp_path}/db.sqlite3",
-        "CELERY_BROKER_URL": f"filesystem://{tmp_path}/broker",
-    }
-    environment = {**os.environ, **own, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
-    for arguments in (["check"], ["makemigrations", "--check", "--dry-run"]):
-        command = [sys.executable, str(ROOT / "example_project" / "manage.py"), *arguments]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr

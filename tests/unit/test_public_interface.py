@@ -1,14 +1,14 @@
-"""The names, arguments and numbers that users rely on: changing any of these is a breaking
-change.
-"""
+"""Names, arguments and numbers that users rely on: a change of any is a breaking one."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +18,17 @@ from django.core.management import get_commands
 from django.urls import reverse
 
 import callqueue
-from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket, conf
+from callqueue import (
+    Concurrency,
+    FixedWindow,
+    Retry,
+    Rule,
+    SlidingWindow,
+    TokenBucket,
+    conf,
+    states,
+)
+from callqueue.conf import STATUS_NAMES
 from callqueue.exceptions import (
     CallQueueError,
     IllegalTransition,
@@ -28,6 +38,7 @@ from callqueue.exceptions import (
 )
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.permits import granted
+from callqueue.states import Move
 
 NAMES = """AsyncPermitTransport NotNow PermitAdapter PermitTransport apermit permit permitted Concurrency Discard FixedWindow Forecast GiveUp HoldUntil QueuedTask Retry RetryLater Route Rule
 SlidingWindow Succeeded TokenBucket beat_schedule call_failed call_finished call_unknown handler rule_held"""
@@ -217,3 +228,29 @@ def test_a_limit_says_which_field_is_wrong(field: str, values: list[object]) -> 
 def test_a_limit_that_is_none_is_refused(limit: Callable[[], object]) -> None:
     with pytest.raises(ImproperlyConfigured):
         limit()
+
+
+# --- The table of legal moves
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "states.md"
+
+
+def test_moves_lead_from_every_state_and_from_a_final_one_by_requeue_or_a_hook_alone() -> None:
+    assert not [move for move in Move if set(move.sources) & set(move.targets)]
+    assert {source for move in Move for source in move.sources} == set(range(8))
+    leaving = {move for move in Move if set(move.sources) & set(states.FINAL)}
+    assert leaving == {Move.REQUEUE, Move.REQUEUE_AGAIN, Move.RECONCILE}
+
+
+def test_the_page_about_states_has_the_same_moves() -> None:
+    """Its table may name several states in a cell; `send` is in no row of ours."""
+    told = set()
+    for line in PAGE.read_text("utf-8").splitlines():
+        cells = [re.findall(r"`([A-Z]+)`", cell) for cell in line.split("|")[1:3]]
+        if len(cells) == 2 and all(cells):
+            told |= {(one, other) for one in cells[0] for other in cells[1]}
+    number = {name.upper(): status for name, status in STATUS_NAMES.items()}
+    assert {(number[one], number[other]) for one, other in told} == {
+        (source, target) for move in Move for source in move.sources for target in move.targets
+    }

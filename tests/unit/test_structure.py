@@ -8,6 +8,7 @@ here why its answer may differ. A new one fails, until it asks `ledger.settings`
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -96,3 +97,47 @@ def test_no_module_stands_on_itself() -> None:
     graph = sizes.arrows(trees)
     assert len(graph) > 100
     assert not [name for name in graph if sizes.circle_of(name, graph) - {name}]
+
+
+# --- Which tests give a bound of the product more than it has
+
+
+TESTS = Path(__file__).parents[1]
+WIDENED = {
+    "db/conftest.py: choosing.LEAST": "a pass's own figures; test_backpressure.py has the bound",
+    "db/dispatch/test_in_workers.py: publisher.ALONE": "the test ends it itself, however slow it is",
+    "db/dispatch/test_in_workers.py: worker.LOOK": "makes its fault larger: the end waits as long",
+    "db/dispatch/test_in_workers.py: worker.WAIT": "makes its fault larger: the end waits as long",
+}
+# A fault that a wider bound brings about is seen by nobody: each has a reason, and a test beside it.
+IMPORTED = re.compile(r"from (callqueue[\w.]*) import (\([^)]*\)|[^\n]*)")
+NUMBER = r"""(?:math\.|float\(")?(inf|\d[\d_.]*)"""
+PATCHED = r"""(?:setattr|object)\(\s*(?:(\w+),\s*"|"(callqueue[\w.]*)\.)([A-Z_]+)",\s*""" + NUMBER
+ASSIGNED = r"\n\s+(\w+)()\.([A-Z_]+) = " + NUMBER
+
+
+def test_no_test_widens_a_bound_without_a_reason() -> None:
+    found = {
+        f"{path.relative_to(TESTS).as_posix()}: {bound}"
+        for path in sorted(TESTS.rglob("*.py"))
+        if "benchmarks" not in path.parts
+        for bound in widened(path.read_text("utf-8"))
+    }
+    assert found == set(WIDENED)
+
+
+def widened(source: str) -> Iterator[str]:
+    """The constants of the product that are given a number larger than their own."""
+    packages = {
+        name: package
+        for package, names in IMPORTED.findall(source)
+        for name in re.findall(r"\w+", names)
+    }
+    found = [*re.findall(PATCHED, source), *re.findall(ASSIGNED, source)]
+    for name, path, constant, number in found:
+        if not path and name not in packages:
+            continue
+        path = path or f"{packages[name]}.{name}"
+        own = getattr(importlib.import_module(path), constant, None)
+        if isinstance(own, int | float) and float(number) > own:
+            yield f"{path.rpartition('.')[2]}.{constant}"

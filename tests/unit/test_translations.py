@@ -1,6 +1,4 @@
-"""Whatever a person reads in the admin can be translated, and is: German, whole, and compiled as it
-is written.
-"""
+"""Whatever a person reads in the admin is translated, and compiled as it is written."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def test_what_is_compiled_is_what_is_written() -> None:
 
 
 class Words(HTMLParser):
-    """The words that a page would show without asking the catalogue: text, and attributes that are
-    read out.
-    """
+    """The words that a page shows without asking the catalogue, read out ones too."""
 
     def __init__(self) -> None:
         super().__init__()

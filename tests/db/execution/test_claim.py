@@ -1,6 +1,4 @@
-"""Claim: of those who begin an attempt one makes its call, and what cannot be made is left out or
-fails.
-"""
+"""Of those who begin an attempt one makes its call; what cannot be made is left out or fails."""
 
 from __future__ import annotations
 
@@ -24,7 +22,14 @@ from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
-WIDE = SlidingWindow("10000/s")
+
+
+def attempts_of(call: CallQueue) -> list[int]:
+    return list(call.attempts.values_list("pk", flat=True))
+
+
+def all_attempts() -> list[int]:
+    return list(CallAttempt.objects.values_list("pk", flat=True))
 
 
 def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go_on(
@@ -34,42 +39,29 @@ def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go
     orphan, handlerless, sound = send("gone"), send("r"), send("r")
     formless = CallQueue.objects.create(rule="r", call_data={"method": "get"})
     CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
-    (released,) = [c for c in release() if c.pk == orphan.pk]
+    assert orphan in release()
     rules(r=Rule())
     release()  # no dispenser has it either
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
-    assert fresh(orphan).status == Status.FAILED
-    assert "gone" in fresh(orphan).error_message
-    assert fresh(handlerless).status == Status.FAILED
-    assert "fax" in fresh(handlerless).error_message
-    assert fresh(formless).status == Status.FAILED
-    assert fresh(formless).error_message.startswith("its call_data is no dict with 'method'")
+    executor.execute("default", all_attempts())
     assert fresh(sound).status == Status.DONE
-    assert released
+    whys = {orphan: "gone", handlerless: "fax", formless: "its call_data is no dict with 'method'"}
+    for call, why in whys.items():
+        assert fresh(call).status == Status.FAILED
+        assert why in fresh(call).error_message
 
 
 def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -> None:
-    """By the rule's own timeout, from the slot on; neither sooner, nor by more than a release may
-    be ahead of its slot.
-    """
+    """Neither sooner, nor by more than a release may be ahead of its slot."""
     rules(r=Rule(total_timeout=7, limits=[SlidingWindow("1000/s")]), slow=Rule(total_timeout=70))
     with travel(hours=1):
         send("r"), send("slow")
         release()
-        CallAttempt.objects.filter(rule="r").update(
-            send_at=F("released_at") + timedelta(seconds=LEAD)
-        )
-        jobs = {
-            job.call.rule: job
-            for job in claim.begin(
-                "default", list(CallAttempt.objects.values_list("pk", flat=True))
-            )
-        }
+        ahead = F("released_at") + timedelta(seconds=LEAD)
+        CallAttempt.objects.filter(rule="r").update(send_at=ahead)
+        jobs = {job.call.rule: job for job in claim.begin("default", all_attempts())}
     for name, timeout in (("r", 7), ("slow", 70)):
-        attempt, own = (
-            CallAttempt.objects.get(rule=name),
-            jobs[name].lease_ends - jobs[name].clock.before,
-        )
+        attempt, job = CallAttempt.objects.get(rule=name), jobs[name]
+        own = job.lease_ends - job.clock.before
         written = (attempt.lease_until - attempt.started_at).total_seconds()
         assert own == pytest.approx(timeout + conf.current().grace, abs=LEAD)
         assert own - 0.001 <= written <= own + LEAD
@@ -95,15 +87,11 @@ def test_what_other_code_changed_after_its_release_is_not_made_by_the_old_charge
     assert len(remote.requests) == 2
 
 
-def attempts_of(call: CallQueue) -> list[int]:
-    return list(call.attempts.values_list("pk", flat=True))
-
-
 def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rules: Rules) -> None:
     rules(r=Rule())
     send("r")
     release()
-    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    ids = all_attempts()
     first = claim.begin("default", ids, "a-worker")
     again = claim.begin("default", ids, "a-worker")
     assert [job.attempt.id for job in first] == [job.attempt.id for job in again] == ids
@@ -128,7 +116,7 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
         return takes(*given)
 
     monkeypatch.setattr(claim.transitions, "begin", moved_first)
-    assert not claim.begin("default", list(call.attempts.values_list("pk", flat=True)))
+    assert not claim.begin("default", attempts_of(call))
     assert not CallAttempt.objects.filter(started_at__isnull=False).exists()
     assert fresh(call).status == Status.NEW, "and waits for another release"
 
@@ -140,7 +128,7 @@ def test_a_message_with_ids_that_no_database_takes_fails_no_other(
     rules(r=Rule())
     send("r")
     release()
-    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    ids = all_attempts()
     assert tasks.make_api_call([*FORGED, *ids, *FORGED]) == 1
     assert len(remote.requests) == 1
     for forged in FORGED:

@@ -1,6 +1,4 @@
-"""Calls that a pass begins as it charges them are composed while it commits: they go on the wire once
-that is done for certain, and leave nothing behind where it is not.
-"""
+"""Calls that a pass begins as it charges them go on the wire once its commit is certain."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from celery import shared_task
@@ -34,6 +33,7 @@ from tests.support.behaviour import (
     pass_that_commits_late,
     send,
 )
+from tests.support.locking import fresh, held_by_a_host
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
 
@@ -119,20 +119,14 @@ def test_a_call_is_under_way_though_an_undone_pass_had_one_of_its_number(
 def test_what_fails_once_calls_are_under_way_takes_none_of_them_back(
     rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pass has to tell of a call that no instant will ever admit, and cannot: the other one
-    would be made twice.
-    """
+    """The pass has to tell of a call that nothing will ever admit: the other was made twice."""
     answers = Slow()
     remote.answers["/"] = answers
     good, bad = send("r"), send("r", "/costly")
     CallQueue.objects.filter(pk=bad.pk).update(cost={"calls": 101})
     releases = Dispenser(maker=Maker("default"))
     with monkeypatch.context() as failing:
-
-        def fail(*_: Any) -> None:
-            raise OperationalError("away")
-
-        failing.setattr(release_pass.callbacks, "tell", fail)
+        failing.setattr(release_pass.callbacks, "tell", Mock(side_effect=OperationalError("away")))
         with pytest.raises(OperationalError):
             releases.tick()
     assert answers.began.wait(20)
@@ -141,8 +135,8 @@ def test_what_fails_once_calls_are_under_way_takes_none_of_them_back(
     in_flight.land(seconds=20)
     releases.tick()
     in_flight.land(seconds=20)
-    assert CallQueue.objects.get(pk=good.pk).status == Status.DONE
-    assert CallQueue.objects.get(pk=bad.pk).status == Status.FAILED
+    assert fresh(good).status == Status.DONE
+    assert fresh(bad).status == Status.FAILED
     assert remote.paths() == ["/"]
     assert list(good.attempts.values_list("outcome", flat=True)) == ["succeeded"]
 
@@ -152,21 +146,14 @@ def test_what_was_handed_over_in_part_waits_for_nobody(
 ) -> None:
     """A thread is refused, and whoever is to note that fails, too."""
 
-    class Failing(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise OSError("no space left")
-
     monkeypatch.setattr(request, "_waits", {})  # nobody knows yet that one thread would do
-    handler = Failing()
-    logging.getLogger("callqueue").addHandler(handler)
     monkeypatch.setattr(flight.starvation, "pause", flight.starvation.Pause())
+    failing = Mock(level=0, handle=Mock(side_effect=OSError("no space left")))
+    monkeypatch.setattr(logging.getLogger("callqueue"), "handlers", [failing])
     for _ in range(3):
         send("r")
-    try:
-        with few_threads(flight.NAME, most=1), pytest.raises(OSError, match="no space"):
-            make_pass("me")
-    finally:
-        logging.getLogger("callqueue").removeHandler(handler)
+    with few_threads(flight.NAME, most=1), pytest.raises(OSError, match="no space"):
+        make_pass("me")
     own = in_flight.flight_of("default")
     wait_until(lambda: not own.under_way, 20)
     assert CallQueue.objects.new().count() == 3
@@ -199,15 +186,13 @@ def test_no_handler_does_anything_before_its_charge_is_committed(
     stands, wait = threading.Event(), flight.Clearance.wait
     monkeypatch.setattr(flight.Clearance, "wait", lambda one: stands.set() or wait(one))
     call = CallQueue.objects.send({"method": method, "params": METHODS[method]}, rule="r")
-    assert call is not None
     with monkeypatch.context() as undone, pytest.raises(OperationalError):
         make_pass("first", lambda: stands.wait(20) and fails_to_commit(undone))
     in_flight.land(seconds=20)
     assert (made, len(mail.outbox)) == ([], 0)
     make_pass("second")
     in_flight.land(seconds=20)
-    call.refresh_from_db()
-    assert call.status == Status.DONE
+    assert fresh(call).status == Status.DONE
     assert len(made) + len(mail.outbox) == 1
 
 
@@ -222,9 +207,7 @@ HOOKS = {
 def test_a_hook_that_is_read_does_nothing_to_the_pass_that_has_charged_its_calls(
     rules: Rules, remote: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
 ) -> None:
-    """Django commits what the database has undone, and says nothing: other calls were made, and
-    charged to nobody, again and again.
-    """
+    """Django commits what the database has undone, and says nothing: calls were charged to nobody."""
     name = f"unread_{list(HOOKS).index(hook)}_{connection.vendor}"
     source = f"from django.db import connection, transaction\n{HOOKS[hook]}\nown = None\n"
     (tmp_path / f"{name}.py").write_text(source, "utf-8")
@@ -238,8 +221,8 @@ def test_a_hook_that_is_read_does_nothing_to_the_pass_that_has_charged_its_calls
             releases.run_once(maintain=False)
         in_flight.land(seconds=20)
     assert remote.paths().count("/") == 1
-    assert CallQueue.objects.get(pk=good.pk).status == Status.DONE
-    assert CallQueue.objects.get(pk=odd.pk).status in (Status.FAILED, Status.DONE)
+    assert fresh(good).status == Status.DONE
+    assert fresh(odd).status in (Status.FAILED, Status.DONE)
     assert CallAttempt.objects.filter(call=good.pk).count() == 1
 
 
@@ -248,24 +231,17 @@ def test_a_hook_that_is_read_does_nothing_to_the_pass_that_has_charged_its_calls
 def test_a_commit_that_comes_through_after_its_connection_was_lost_leaves_nothing_begun(
     remote: Vendor, monkeypatch: pytest.MonkeyPatch, makes: bool
 ) -> None:
-    """Looked for too early, the attempts were not there yet; then nobody made them, and their calls
-    were UNKNOWN once their leases had ended.
-    """
-    call, published = send("r"), list[int]()
-
-    def publish(using: str, batch: Any) -> None:
-        published.extend(pk for _, ids in batch for pk in ids)
-
+    """Looked for too early, the attempts were not there yet, and their calls UNKNOWN later."""
+    call, published = send("r"), list[Any]()
     maker = Maker("default") if makes else None
-    releases = Dispenser(maker=maker, publish=publish)
+    releases = Dispenser(maker=maker, publish=lambda using, batch: published.extend(batch))
     releases.chores.is_loop = True
     late = pass_that_commits_late(monkeypatch, releases.tick)
     releases.tick()
     for commit in late:
         commit()
     end = time.monotonic() + 20
-    done = lambda: CallQueue.objects.get().status == Status.DONE or published  # noqa: E731
-    while not done() and time.monotonic() < end:
+    while not (published or fresh(call).status == Status.DONE) and time.monotonic() < end:
         time.sleep(max(0.0, min(0.05, releases.tick())))
     in_flight.land(seconds=20)
     outcomes = list(call.attempts.order_by("pk").values_list("outcome", flat=True))
@@ -278,40 +254,17 @@ def test_a_commit_that_comes_through_after_its_connection_was_lost_leaves_nothin
 def test_what_is_locked_when_it_is_taken_back_is_not_lost(
     remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An application has a call's row in hand while the pass that began it is taken back: nobody
-    made it, so it waits again as soon as that is over.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    from django.db import connections
-
+    """An application has the call's row in hand: it waits again as soon as that is over."""
     call = send("r")
     releases = Dispenser(maker=Maker("default"))
-
     lose_what_became_of_its_commit(monkeypatch, releases)
     assert CallAttempt.objects.open().filter(started_at__isnull=False).count() == 1
-    holds, goes = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        try:
-            with transaction.atomic():
-                list(CallQueue.objects.select_for_update().filter(pk=call.pk))
-                holds.set()
-                goes.wait(20)
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(hold)
-        assert holds.wait(20)
+    with held_by_a_host(call.pk):
         releases.tick()
-        goes.set()
-        held.result(20)
     recovery.recover("default")  # a chore that took its time rests, and its next round comes later
     releases.run_once()
     in_flight.land(seconds=20)
-    call.refresh_from_db()
-    assert call.status == Status.DONE
+    assert fresh(call).status == Status.DONE
     assert len(remote.requests) == 1
 
 
@@ -330,19 +283,13 @@ def test_who_ends_while_the_database_is_away_takes_back_what_is_perhaps_committe
     remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deployment restarts both: the call that nobody sent would be unknown."""
-    call, looks = send("r"), iter([True, True])
-    releases, are_free = Dispenser(maker=Maker("default")), rule_rows.are_free
+    call, releases = send("r"), Dispenser(maker=Maker("default"))
     lose_what_became_of_its_commit(monkeypatch, releases)
-
-    def away_at_first(*given: Any) -> bool:
-        if next(looks, False):
-            raise OperationalError("the database system is shutting down")
-        return are_free(*given)
-
+    away = OperationalError("the database system is shutting down")
+    away_at_first = Mock(wraps=rule_rows.are_free, side_effect=[away, away, *[DEFAULT] * 99])
     monkeypatch.setattr(rule_rows, "are_free", away_at_first)
     stop = threading.Event()
     stop.set()
     releases.run(stop=stop)
-    call.refresh_from_db()
-    assert call.status == Status.NEW
+    assert fresh(call).status == Status.NEW
     assert not CallAttempt.objects.open().exists()

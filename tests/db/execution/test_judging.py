@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
 from callqueue.execution import wire
 from callqueue.ledger import ledger_time
-from callqueue.models import CallAttempt, CallQueue, Hold
-from callqueue.testing import travel
+from callqueue.models import CallQueue, Hold
 from tests.support.behaviour import WHEN_LOST, Vendor, response, run, send
 from tests.support.locking import fresh
 
@@ -33,6 +29,13 @@ def nobody(why: str, **how: bool) -> wire.Answer:
 INSIDE = "10.0.0.1 is private"
 
 
+def partly(**how: Any) -> wire.Answer:
+    return wire.Answer(response=response(200, {}, b"x"), sent_at=None, sent=True, **how)
+
+
+CUT, BROKEN = partly(truncated=True), partly(broken=True, error="the body broke off")
+
+
 @pytest.mark.parametrize(
     ("answer", "method", "on_lost", "status", "why"),
     [
@@ -40,6 +43,9 @@ INSIDE = "10.0.0.1 is private"
         *[(nobody("read timeout", sent=True), *case, "read timeout") for case in WHEN_LOST],
         (nobody("connection refused"), "post", "auto", Status.ERROR, "connection refused"),
         (nobody(INSIDE, refused=True), "post", "auto", Status.FAILED, INSIDE),
+        (CUT, "post", "auto", Status.DONE, "cut at"),
+        (BROKEN, "post", "auto", Status.DONE, "broke off"),
+        (BROKEN, "get", "auto", Status.ERROR, "broke off"),
     ],
 )
 def test_what_an_answer_or_none_makes_of_its_call(
@@ -51,8 +57,8 @@ def test_what_an_answer_or_none_makes_of_its_call(
     call = send("r", method=method)
     run()
     call = fresh(call)
-    assert call.status == status and why in call.error_message
-    assert call.attempts.count() == 1
+    assert call.status == status and (why in call.error_message or status == Status.DONE)
+    assert why in call.attempts.get().error_message
 
 
 def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
@@ -73,21 +79,18 @@ def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
     assert fresh(same).status in (Status.NEW, Status.DONE, Status.ERROR)
 
 
+NOT_TO_COME = [0, -5, timedelta(0), timedelta(days=-900), None, datetime(1, 1, 1), timezone.now()]
+NEVER = [10**400, float("inf"), timedelta.max, datetime(9999, 12, 31), datetime.max]
+
+
 @pytest.mark.parametrize(
     ("said", "seconds"),
     [
-        ({"Retry-After": "0"}, 40),
-        ({"Retry-After": "Fri, 20 Nov 2020 12:00:00 GMT"}, 40),
-        ({"RateLimit-Remaining": "0", "RateLimit-Reset": "0"}, 40),
         ({}, 40),
-        *[
-            (HoldUntil(until, "x"), 40)
-            for until in (0, -5, timedelta(0), timedelta(days=-900), None)
-        ],
-        (HoldUntil(timezone.now() - timedelta(seconds=1), "x"), 40),
-        (HoldUntil(datetime(1, 1, 1), "x"), 40),
-        *[(HoldUntil(until, "x"), 60) for until in (10**400, float("inf"), timedelta.max)],
-        *[(HoldUntil(until, "x"), 60) for until in (datetime(9999, 12, 31), datetime.max)],
+        ({"Retry-After": "0"}, 40),
+        ({"RateLimit-Remaining": "0", "RateLimit-Reset": "0"}, 40),
+        *[(HoldUntil(until, "x"), 40) for until in NOT_TO_COME],
+        *[(HoldUntil(until, "x"), 60) for until in NEVER],
     ],
 )
 def test_a_refusal_that_names_no_time_to_come_holds_as_long_as_the_backoff(
@@ -104,87 +107,44 @@ def test_a_refusal_that_names_no_time_to_come_holds_as_long_as_the_backoff(
     assert run() == 0
 
 
-LAST = {"RateLimit-Remaining": "0", "RateLimit-Reset": "1", "X-RateLimit-Remaining": "0",
-        "X-RateLimit-Reset": "1", "RateLimit": '"default";r=0;t=1'}  # fmt: skip
-
-
-def test_a_success_with_which_nothing_remains_costs_nothing_of_the_limit(
-    rules: Rules, remote: Vendor
-) -> None:
-    """As a provider of fixed seconds says with the last of each: nothing is held, and the record is
-    the very statements of any other success, which lock no rule.
-    """
-    rules(r=Rule(limits=[SlidingWindow("20/s")]))
-
-    def made(last: dict[str, str], later: int) -> list[str]:
-        answers = itertools.chain([(200, {}, b"{}")] * 19, [(200, last, b"{}")])
-        remote.answers["/"] = lambda: next(answers)
-        for _ in range(20):
-            send("r")
-        with CaptureQueriesContext(connection) as queries, travel(seconds=later):
-            assert run() == 20
-        texts = (re.sub(r"'[^']*'|\d+", "?", query["sql"]) for query in queries)
-        return [text for text in texts if "SAVEPOINT" not in text]
-
-    made({}, 0)
-    usual, last = made({}, 2), made(LAST, 4)
-    assert last == usual
-    assert not Hold.objects.exists()
-    assert CallAttempt.objects.filter(outcome="succeeded").count() == 60
-
-
-def classify(answer: Any) -> Any:
-    return {
-        "done": Succeeded(),
-        "later": RetryLater("not ready", after=5),
-        "held": HoldUntil(30, "quota", scope="rule"),
-        "over": GiveUp("no such number"),
-        "raise": None,
-    }[answer.json()["say"]]
-
-
 @pytest.mark.parametrize(
-    ("say", "status"),
+    ("verdict", "status", "said"),
     [
-        ("done", Status.DONE),
-        ("later", Status.ERROR),
-        ("held", Status.ERROR),
-        ("over", Status.FAILED),
-        ("raise", Status.DONE),
+        (Succeeded(), Status.DONE, ""),
+        (None, Status.DONE, ""),
+        (RetryLater("not ready", after=5), Status.ERROR, "not ready"),
+        (HoldUntil(30, "quota", scope="rule"), Status.ERROR, "quota"),
+        # a reason may be whatever was at hand, such as the error that was caught
+        *[
+            (make(why), status, str(why))
+            for why in (
+                ValueError("card declined"),
+                gettext_lazy("card declined"),
+                402,
+                {"code": 7},
+            )
+            for make, status in ((GiveUp, Status.FAILED), (partial(HoldUntil, 30), Status.ERROR))
+        ],
     ],
 )
 def test_a_rule_may_judge_answers_itself(
-    rules: Rules, remote: Vendor, say: str, status: int
+    rules: Rules, remote: Vendor, verdict: Any, status: int, said: str
 ) -> None:
-    rules(r=Rule(classify=classify))
-    remote.answers["/"] = (200, {}, {"say": say})
+    """A verdict that is lost for its words is made again, or is taken for a success."""
+    rules(r=Rule(classify=lambda _: verdict))
     call = send("r")
     run()
-    assert fresh(call).status == status
-    assert Hold.objects.count() == (say == "held")
-
-
-@pytest.mark.parametrize(
-    "why", [ValueError("card declined"), gettext_lazy("card declined"), 402, {"code": 7}], ids=str
-)
-def test_a_reason_may_be_whatever_was_at_hand(rules: Rules, remote: Vendor, why: Any) -> None:
-    """Such as the error that was caught. A verdict that is lost for its words is made again, or is
-    taken for a success.
-    """
-    rules(r=Rule(classify=lambda _: GiveUp(why)), hold=Rule(classify=lambda _: HoldUntil(30, why)))
-    call, held = send("r"), send("hold")
-    run()
-    call = fresh(call)
-    assert call.status == Status.FAILED and str(why) in call.error_message
-    assert fresh(held).status == Status.ERROR and str(why) in Hold.objects.get().reason
+    assert fresh(call).status == status and said in fresh(call).error_message
+    held = Hold.objects.values_list("reason", flat=True)
+    assert [said in reason for reason in held] == [True] * isinstance(verdict, HoldUntil)
 
 
 @pytest.mark.parametrize(
     ("say", "field"),
     [
-        (lambda: RetryLater("w", after="5"), "RetryLater.after"),  # type: ignore[arg-type]
-        (lambda: RetryLater("w", after=timezone.now()), "RetryLater.after"),  # type: ignore[arg-type]
-        (lambda: HoldUntil("5", "w"), "HoldUntil.until"),  # type: ignore[arg-type]
+        (lambda: RetryLater("w", after="5"), "RetryLater.after"),
+        (lambda: RetryLater("w", after=timezone.now()), "RetryLater.after"),
+        (lambda: HoldUntil("5", "w"), "HoldUntil.until"),
     ],
 )
 def test_a_verdict_whose_time_is_none_says_so_where_it_is_made(
@@ -195,25 +155,3 @@ def test_a_verdict_whose_time_is_none_says_so_where_it_is_made(
     run()
     told = fresh(call).attempts.get().error_message
     assert told.startswith(f"classify failed: TypeError: {field}: must be seconds")
-
-
-def test_truncated_and_broken_bodies_are_told_with_the_attempt(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule())
-    remote.answers["/cut"] = wire.Answer(
-        response=response(200, {}, b"x"), sent_at=None, sent=True, truncated=True
-    )
-    remote.answers["/broken"] = wire.Answer(
-        response=response(200, {}, b"x"),
-        sent_at=None,
-        sent=True,
-        broken=True,
-        error="the body broke off",
-    )
-    cut, broken, reads = send("r", "/cut"), send("r", "/broken"), send("r", "/broken", "get")
-    run()
-    assert fresh(cut).status == fresh(broken).status == Status.DONE
-    assert fresh(reads).status == Status.ERROR
-    assert "cut at" in fresh(cut).attempts.get().error_message
-    assert "broke off" in fresh(broken).attempts.get().error_message

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from datetime import date
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from cryptography.fernet import Fernet
 
-from callqueue import GiveUp, Retry, Rule, Secret, handler
+from callqueue import Retry, Rule, Secret, clocks, handler
 from callqueue.exceptions import AnswerCut
 from callqueue.execution import recorder, request, wire
 from callqueue.models import CallAttempt, CallQueue
@@ -20,6 +22,7 @@ from callqueue.security.withholding import WITHHELD
 from callqueue.states import SUCCEEDED, VOIDED
 from callqueue.transitions import Job, Result
 from tests.support.behaviour import Vendor, make_together, release, response, run, send
+from tests.support.locking import fresh
 from tests.support.peer import Peer, answer_bytes, answering
 
 Rules = Callable[..., None]
@@ -33,8 +36,7 @@ def made(rules: Rules, remote: Vendor, body: bytes, headers: Any = None, **keys:
     remote.answers["/"] = (200, headers or {}, body)
     call = send("r", "/")
     run()
-    call.refresh_from_db()
-    return call
+    return fresh(call)
 
 
 @pytest.mark.parametrize(
@@ -53,35 +55,35 @@ def made(rules: Rules, remote: Vendor, body: bytes, headers: Any = None, **keys:
 def test_the_bytes_that_came_are_the_answers(
     rules: Rules, remote: Vendor, headers: Any, body: bytes, is_sealed: bool
 ) -> None:
-    from cryptography.fernet import Fernet
-
     keys = {"ENCRYPTION_KEYS": [Fernet.generate_key().decode()]} if is_sealed else {}
     answer = made(rules, remote, body, headers, **keys).answer
-    assert answer is not None
     assert (answer.status, answer.body, answer.size, answer.is_cut) == (200, body, len(body), False)
     assert dict(answer.headers) == headers
     assert not answer.is_scrubbed
 
 
-@pytest.mark.parametrize("own", [None, 100])
+@pytest.mark.parametrize(("own", "most"), [(None, 1000), (100, 100)])
 def test_what_is_longer_is_cut_and_attempt_and_answer_say_so(
-    rules: Rules, remote: Vendor, own: int | None
+    rules: Rules, remote: Vendor, own: int | None, most: int
 ) -> None:
     body = json.dumps({"text": "é" * 5000}, ensure_ascii=False).encode()
     rules({"KEEP_RESPONSE_BYTES": 1000}, r=Rule(keep_response_bytes=own))
     remote.answers["/"] = (200, {}, body)
     call = send("r", "/")
     run()
-    answer, attempt, most = call.answer, call.attempts.get(), own or 1000
-    assert answer is not None
+    answer, attempt = call.answer, call.attempts.get()
     assert (answer.size, answer.is_cut, body.startswith(answer.body)) == (len(body), True, True)
     assert most - 1 <= len(answer.body) <= most
     assert attempt.response_size == len(body)
     assert attempt.error_message == f"{most} of {len(body)} bytes of the answer are kept"
-    with pytest.raises(AnswerCut, match=f"{len(answer.body)} of {len(body)} bytes"):
+    with pytest.raises(AnswerCut, match=f"{len(answer.body)} of {len(body)} bytes") as refused:
         answer.json()
-    call.refresh_from_db()
-    assert (call.status, call.error_message) == (Status.DONE, "")
+    assert (refused.value.size, refused.value.kept) == (len(body), len(answer.body))
+    assert (fresh(call).status, fresh(call).error_message) == (Status.DONE, "")
+    nothing = made(rules, remote, b"{}", KEEP_RESPONSE_BYTES=0)
+    answer = nothing.answer
+    assert (answer.body, answer.size, answer.is_cut) == (b"", 2, True)
+    assert nothing.attempts.get().error_message == ""
 
 
 @pytest.mark.parametrize("keep", [100, 5000])
@@ -90,23 +92,12 @@ def test_where_reading_stopped_the_answer_is_cut_whatever_is_kept(rules: Rules, 
     rules({**more, "KEEP_RESPONSE_BYTES": keep}, r=Rule())
     with Peer(answering(answer_bytes(b"1" * 2000))) as peer:
         call = CallQueue.objects.send({"method": "get", "params": {"url": peer.url("/")}}, rule="r")
-        assert call is not None
         run()
-    assert call.answer is not None
     assert (call.answer.is_cut, call.answer.size) == (True, 1001)
     assert call.answer.body == b"1" * min(keep, 1000)
     with pytest.raises(AnswerCut):
         call.answer.json()
     assert "the body was cut at 1000 bytes" in call.attempts.get().error_message
-
-
-def test_nothing_is_kept_where_nothing_is_to_be_and_the_size_is_known(
-    rules: Rules, remote: Vendor
-) -> None:
-    call = made(rules, remote, b"{}", KEEP_RESPONSE_BYTES=0)
-    assert call.answer is not None
-    assert (call.answer.body, call.answer.size, call.answer.is_cut) == (b"", 2, True)
-    assert call.attempts.get().error_message == ""
 
 
 @pytest.mark.parametrize("charset", ["utf-16", "utf-16-be", "utf-32", "hz", "shift_jis", "utf-7"])
@@ -129,13 +120,10 @@ def test_an_answer_that_repeats_a_secret_says_that_it_is_not_what_came(
     body = prefix + json.dumps({"id": 7, "key": TOKEN}).encode(charset)
     rules({"SECRETS": {"KEY": TOKEN}}, r=Rule())
     remote.answers["/"] = (200, {"Content-Type": f"text/plain; charset={charset}"}, body)
-    url = "http://vendor.example/"
-    params = {"url": url, "headers": {"Authorization": Secret("KEY")}}
+    params = {"url": "http://vendor.example/", "headers": {"Authorization": Secret("KEY")}}
     call = CallQueue.objects.send({"method": "get", "params": params}, rule="r")
-    assert call is not None
     run()
     answer = call.answer
-    assert answer is not None
     assert (answer.is_scrubbed, answer.is_cut, answer.size) == (True, False, len(body))
     assert WITHHELD in answer.text
     assert TOKEN not in f"{answer.text}{call.attempts.get().response_body}"
@@ -162,8 +150,9 @@ NOT_YET, DONE, NOBODY = (503, {}, b"not yet"), (200, {}, b"done"), (None, {}, b"
 def test_the_answer_is_that_of_the_last_attempt_and_none_where_nobody_answered_it(
     rules: Rules, remote: Vendor, came: Any
 ) -> None:
+    """And stays while the next attempt is under way, or never was."""
     rules(r=Rule(retry=Retry(base=0)))
-    call = send("r", "/", "get")
+    call, answer = send("r", "/", "get"), None
     assert call.answer is None
     for count, (status, headers, body) in enumerate(came, 1):
         nobody = wire.Answer(None, None, error="refused")
@@ -171,66 +160,58 @@ def test_the_answer_is_that_of_the_last_attempt_and_none_where_nobody_answered_i
         call.refresh_from_db()
         if call.status == Status.DONE:
             call.requeue(again=True)
+        assert (call.answer and call.answer.body) == (answer and answer.body)
         run()
         assert call.attempts.count() == count
         answer = call.answer
         assert (answer and (answer.status, answer.body)) == (status and (status, body))
         assert (call.attempts.get(number=count).response_size is None) is (answer is None)
-
-
-def test_the_answer_stays_while_the_next_attempt_is_under_way_or_never_was(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule())
-    remote.answers["/"] = (200, {}, b"done")
-    call = send("r", "/")
-    run()
     call.refresh_from_db()
-    call.requeue(again=True)
-    assert release() == [call]
-    assert call.answer is not None
-    call.cancel()
-    assert [one.outcome for one in call.attempts.all()] == [SUCCEEDED, VOIDED]
-    assert call.answer is not None
+    if call.status == Status.DONE:
+        call.requeue(again=True)
+        assert release() == [call]
+        assert call.answer.body == b"done"
+        call.cancel()
+        assert call.attempts.latest("number").outcome == VOIDED
+        assert call.answer.body == b"done"
+
+
+ODD = {"a date": date(2026, 1, 2), "a map": {(1, 2): 3}}
 
 
 @handler("priced")
 def priced(params: Any, context: Any) -> Any:
-    said = {"GiveUp": GiveUp("sold out"), "a date": date(2026, 1, 2), "a map": {(1, 2): 3}}
-    return said.get(params["of"], params["of"]) if isinstance(params["of"], str) else params["of"]
+    return ODD.get(str(params["of"]), params["of"])
 
 
-def test_a_handlers_answer_that_is_no_json_is_kept_as_text(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    ("of", "value", "body"),
+    [
+        ({"price": 4.5}, {"price": 4.5}, b'{"price": 4.5}'),
+        ([1, "é"], [1, "é"], b'[1, "\\u00e9"]'),
+        ("text", "text", b'"text"'),
+        (0, 0, b"0"),
+        (None, None, b""),
+        # what is no JSON is kept as text
+        ("a date", "2026-01-02", b'"2026-01-02"'),
+        ("a map", "{(1, 2): 3}", b'"{(1, 2): 3}"'),
+    ],
+)
+def test_a_handlers_answer_is_what_it_returned(
+    rules: Rules, of: Any, value: Any, body: bytes
+) -> None:
     rules(r=Rule())
-    sent = [
-        CallQueue.objects.send({"method": "priced", "params": {"of": of}}, rule="r")
-        for of in ("a date", "a map")
-    ]
-    run()
-    assert [call.answer.json() for call in sent if call and call.answer] == [
-        "2026-01-02",
-        "{(1, 2): 3}",
-    ]
-
-
-@pytest.mark.parametrize("value", [None, {"price": 4.5}, [1, "é"], "text", 0])
-def test_a_handlers_answer_is_what_it_returned(rules: Rules, value: Any) -> None:
-    rules(r=Rule())
-    call = CallQueue.objects.send({"method": "priced", "params": {"of": value}}, rule="r")
-    assert call is not None
+    call = CallQueue.objects.send({"method": "priced", "params": {"of": of}}, rule="r")
     run()
     answer = call.answer
-    assert answer is not None
     assert (answer.status, answer.json(), dict(answer.headers)) == (None, value, {})
-    assert answer.body == (b"" if value is None else json.dumps(value).encode())
+    assert answer.body == body
 
 
 # --- What it may cost to clean
 
 
 def job(rule: str = "r", seconds: float = 0.0) -> Job:
-    from callqueue import clocks
-
     call = CallQueue(rule=rule, method="get", call_data={"method": "get", "params": {}})
     ends = clocks.monotonic() + 2 * seconds
     return Job(CallAttempt(), call, clocks.Reading(0, 0.0, 0.0), Rule(), lease_ends=ends)
@@ -239,15 +220,14 @@ def job(rule: str = "r", seconds: float = 0.0) -> Job:
 def kept(
     values: tuple[str, ...],
     body: bytes = b"",
-    headers: Any = None,
-    of: Job | None = None,
-    charset: str | None = None,
+    headers: Any = (),
+    of: Any = None,
+    charset: Any = None,
 ) -> dict[str, Any]:
-    result = Result(of or job(), SUCCEEDED, Status.DONE, None, 0, 0)  # type: ignore[arg-type]
+    result = Result(of or job(), SUCCEEDED, Status.DONE, None, 0, 0)
     result.response = response(200, {}, body)
-    result.response.headers, result.response.encoding = headers or {}, charset
+    result.response.headers, result.response.encoding = dict(headers), charset
     request.scrubbed(result, values)
-    assert result.kept is not None
     return dict(result.kept)
 
 
@@ -281,15 +261,11 @@ def test_an_answer_that_repeats_nothing_is_kept_whole_whatever_the_secret() -> N
 
 
 def test_of_headers_no_more_is_looked_at_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = list[int]()
-    redact = request.redact_headers
-    monkeypatch.setattr(
-        request,
-        "redact_headers",
-        lambda headers: looked.append(sum(map(len, headers.values()))) or redact(headers),
-    )
+    redact = Mock(wraps=request.redact_headers)
+    monkeypatch.setattr(request, "redact_headers", redact)
     columns = kept((), b"", {f"X-{n}": "[" + "[1]," * 1700 + "1]" for n in range(97)})
-    assert sum(looked) <= request.MOST_OF_HEADERS
+    looked = [sum(map(len, made.args[0].values())) for made in redact.call_args_list]
+    assert 0 < sum(looked) <= request.MOST_OF_HEADERS
     assert all(len(value) <= 2000 for value in columns["response_headers"].values())
     assert columns["response_headers"]
 
@@ -298,14 +274,13 @@ def test_of_headers_no_more_is_looked_at_than_is_kept(monkeypatch: pytest.Monkey
 def test_no_half_of_a_credential_is_kept_where_a_header_is_cut(gap: int) -> None:
     value = "x" * (1960 + gap) + f" https://user:{TOKEN}@h.example/ " + "y" * 9000
     for text in (value, "token=abcdefgh&" * 100 + value):
-        whole = kept((), b"", {"X": text})["response_headers"]["X"]
-        assert not any(TOKEN[at : at + 4] in whole for at in range(len(TOKEN) - 3))
-        scrubbed = kept((TOKEN,), b"", {"X": text.replace("https://user:", "")})
-        whole = scrubbed["response_headers"]["X"]
-        assert not any(TOKEN[at : at + 4] in whole for at in range(len(TOKEN) - 3))
-        named = kept((TOKEN, "hidden-in-a-name"), b"", {"X-hidden-in-a-name": text})
-        (whole,) = named["response_headers"].values()
-        assert not any(TOKEN[at : at + 4] in whole for at in range(len(TOKEN) - 3))
+        for secrets_of_it, name, shown in [
+            ((), "X", text),
+            ((TOKEN,), "X", text.replace("https://user:", "")),
+            ((TOKEN, "hidden-in-a-name"), "X-hidden-in-a-name", text),
+        ]:
+            (whole,) = kept(secrets_of_it, b"", {name: shown})["response_headers"].values()
+            assert not any(TOKEN[at : at + 4] in whole for at in range(len(TOKEN) - 3))
 
 
 def test_a_rule_whose_turn_is_taken_keeps_no_other_rule_waiting() -> None:

@@ -1,9 +1,4 @@
-"""A process finds its connection cut, or its work in conflict, at any statement: it goes on, and
-nothing waits for a lease.
-
-Each test does the same work again and again, and is struck at the first statement, the second, and
-so on to the last.
-"""
+"""Work that is cut, or in conflict, at its first statement, its second, and so on: it goes on."""
 
 from __future__ import annotations
 
@@ -41,6 +36,7 @@ from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import executor, in_flight
 from callqueue.execution.flight import Flight
+from callqueue.ledger.account import Account
 from callqueue.maker import Maker
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.permits.asking import Options
@@ -49,24 +45,29 @@ from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, release, send
 from tests.support.cutting import STRUCK_AFTER, STRUCK_BEFORE, cut, deeds, kill_this_connection
 from tests.support.length import AT_LENGTH
+from tests.support.locking import fresh
+from tests.support.verdicts import Late, wait_until
 
 Status = CallQueue.Status
 pytestmark = [pytest.mark.django_db(transaction=True)]
 LIMITS = [SlidingWindow("100/s")]
 
 
+noted: list[list[Any]] = []  # forgotten before each moment
+
+
 @pytest.fixture(autouse=True)
-def _rules(rules: Callable[..., None], transactional_db: None) -> Iterator[None]:
-    """Leases so long that what waits for one is not over when the test is; and no connection kept
-    for what comes after.
-    """
+def _rules(
+    rules: Callable[..., None], transactional_db: None, remote: Vendor, told: Any, asked: Any
+) -> Iterator[None]:
+    """Leases that outlast the test, and no connection kept for what comes after."""
     rules(
         {"LEASE": {"RELEASE": 600, "GRACE": 600}},
         r=Rule(limits=LIMITS, retry=Retry(base=600.0, jitter=False)),
         other=Rule(limits=LIMITS),
-        quiet=Rule(limits=LIMITS),
         one=Rule(limits=[Concurrency(1)]),
     )
+    noted[:] = [remote.requests, told, asked]
     yield
     for kept in kept_connections.pop((os.getpid(), "default"), []):
         kept.close()
@@ -80,7 +81,7 @@ def deed(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is to be announced: by other processes than those that are cut."""
     messages: list[Any] = []
@@ -114,9 +115,7 @@ def told() -> Iterator[list[tuple[int, str]]]:
 
 
 def in_a_worker(work: Callable[..., Any], *given: Any) -> Any:
-    """Do this as a worker does a message: in a thread of its own, whose connection is kept for the
-    next. This one's stays.
-    """
+    """Do this as a worker does a message: in a thread whose connection is kept for the next."""
 
     def message() -> Any:
         try:
@@ -150,6 +149,8 @@ def at_every_moment(
     while True:
         for model in apps.get_app_config("callqueue").get_models():
             model._default_manager.all().delete()
+        for notes in noted:
+            notes.clear()
         given = prepare()
         with cut(number, deed) as made:
             work(given)
@@ -165,20 +166,20 @@ def test_begin_and_record_are_struck_at_every_moment(
 ) -> None:
     remote.answers = {"/bad": 500, "/busy": (429, {"Retry-After": "60"}, b"")}
     ids: list[int] = []
+    ends = {
+        "/ok": Status.DONE,
+        "/bad": Status.ERROR,
+        "/busy": Status.ERROR,
+        "/gone": Status.CANCELLED,
+        "/late": Status.EXPIRED,
+    }
 
     def prepare() -> dict[str, CallQueue]:
-        remote.requests.clear()
-        told.clear()
-        asked.clear()
-        calls = {
-            path: send("r", path, callback="tests.echo")
-            for path in ("/ok", "/bad", "/busy", "/gone", "/late")
-        }
+        calls = {path: send("r", path, callback="tests.echo") for path in ends}
         release()
         calls["/gone"].cancel()
-        CallQueue.objects.filter(pk=calls["/late"].pk).update(
-            expires_at_dt=database.clock("default") - timedelta(seconds=1)
-        )
+        past = database.clock("default") - timedelta(seconds=1)
+        CallQueue.objects.filter(pk=calls["/late"].pk).update(expires_at_dt=past)
         ids[:] = CallAttempt.objects.order_by("pk").values_list("pk", flat=True)
         return calls
 
@@ -187,23 +188,14 @@ def test_begin_and_record_are_struck_at_every_moment(
 
     def judge(calls: dict[str, CallQueue], story: str) -> None:
         assert sorted(remote.paths()) == ["/bad", "/busy", "/ok"], story
-        ends = {
-            "/ok": Status.DONE,
-            "/bad": Status.ERROR,
-            "/busy": Status.ERROR,
-            "/gone": Status.CANCELLED,
-            "/late": Status.EXPIRED,
-        }
-        assert {path: call.status for path, call in _fresh(calls).items()} == ends, story
+        assert {path: fresh(call).status for path, call in calls.items()} == ends, story
         assert not CallAttempt.objects.open().exists(), story
         outcomes = dict(CallAttempt.objects.values_list("call__pk", "outcome"))
         assert outcomes[calls["/ok"].pk] == "succeeded", story
         assert Hold.objects.filter(rule="r").count() == 1, story
         announce(asked)
-        heard = {"/ok": "done", "/gone": "cancelled", "/late": "expired"}
-        assert sorted(told) == sorted((calls[path].pk, status) for path, status in heard.items()), (
-            story
-        )
+        heard = [("/ok", "done"), ("/gone", "cancelled"), ("/late", "expired")]
+        assert sorted(told) == [(calls[path].pk, status) for path, status in heard], story
 
     assert at_every_moment(deed, prepare, work, judge) >= 6
 
@@ -274,10 +266,6 @@ def test_a_permit_that_waits_is_struck_at_every_moment(deed: str, is_charged: bo
     assert at_every_moment(deed, prepare, work, judge) >= 3
 
 
-def _fresh(calls: dict[str, CallQueue]) -> dict[str, CallQueue]:
-    return {name: CallQueue.objects.get(pk=call.pk) for name, call in calls.items()}
-
-
 @pytest.mark.fault
 def test_an_announcement_is_struck_at_every_moment(
     deed: str, told: list[tuple[int, str]], asked: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -286,9 +274,9 @@ def test_an_announcement_is_struck_at_every_moment(
     sent: list[int] = []
     monkeypatch.setattr(broker, "send_by_name", lambda app, name, args: sent.append(args[0]))
 
+    noted.append(sent)
+
     def prepare() -> list[int]:
-        told.clear()
-        sent.clear()
         calls = [send("r", callback="tests.echo") for _ in range(3)]
         assert CallQueue.objects.all().cancel() == 3
         asked.clear()
@@ -316,9 +304,6 @@ def test_a_soft_time_limit_strikes_at_every_moment(
     ids: list[int] = []
 
     def prepare() -> list[CallQueue]:
-        remote.requests.clear()
-        told.clear()
-        asked.clear()
         calls = [send("r", f"/{n}") for n in range(count)]
         release()
         ids[:] = CallAttempt.objects.order_by("pk").values_list("pk", flat=True)
@@ -329,17 +314,12 @@ def test_a_soft_time_limit_strikes_at_every_moment(
             executor.execute("default", ids)
 
     def judge(calls: list[CallQueue], story: str) -> None:
-        assert not CallAttempt.objects.filter(
-            started_at__isnull=False, finished_at__isnull=True
-        ).exists(), story
+        begun = CallAttempt.objects.filter(started_at__isnull=False)
+        assert not begun.filter(finished_at__isnull=True).exists(), story
         done = [call.pk for n, call in enumerate(calls) if f"/{n}" in remote.paths()]
-        others = CallQueue.objects.exclude(pk__in=done)
-        assert set(CallQueue.objects.filter(pk__in=done).values_list("status", flat=True)) <= {
-            Status.DONE
-        }, story
-        assert set(others.values_list("status", flat=True)) <= {Status.NEW, Status.DISPATCHED}, (
-            story
-        )
+        for call in calls:
+            wanted = {Status.DONE} if call.pk in done else {Status.NEW, Status.DISPATCHED}
+            assert fresh(call).status in wanted, story
         assert len(remote.paths()) == len(done), story
         announce(asked)
         assert sorted(told) == [(pk, "done") for pk in sorted(done)], story
@@ -349,36 +329,19 @@ def test_a_soft_time_limit_strikes_at_every_moment(
     assert at_every_moment(deed, prepare, work, judge) >= 3
 
 
+OTHERS = {
+    "postgresql": "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    "mysql": "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+}
+
+
 def _others() -> int:
     """How many connections there are to this database beside this thread's."""
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-        else:
-            cursor.execute(
-                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
-            )
-        return int(cursor.fetchone()[0])
-
-
-def _wait_for_others(count: int) -> None:
-    deadline = time.monotonic() + 10
-    while _others() != count:
-        assert time.monotonic() < deadline, (
-            f"{_others()} connections beside this one, and {count} wanted"
-        )
-        time.sleep(0.02)
+    return int(database.rows("default", OTHERS[connection.vendor])[0][0])
 
 
 def _reads_the_database(_: Any) -> None:
     assert RuleState.objects.count() >= 0
-
-
-def _stored_secret() -> str:
-    _reads_the_database(None)
-    return "s3cret-of-the-table"
 
 
 @pytest.mark.parametrize("hook", ["classify", "settle", "SECRETS"])
@@ -390,7 +353,8 @@ def test_hooks_that_use_the_orm_leave_no_connection_open(
 ) -> None:
     """Nor do they meet one that died since the last message."""
     own = {hook: _reads_the_database} if hook != "SECRETS" else {}
-    rules({"SECRETS": {"KEY": _stored_secret}}, r=Rule(limits=LIMITS, **own))
+    secret = lambda: f"s3cret-{RuleState.objects.count()}"  # noqa: E731
+    rules({"SECRETS": {"KEY": secret}}, r=Rule(limits=LIMITS, **own))
     for message in range(3):
         for n in range(8):
             headers = {"Authorization": Secret("KEY")}
@@ -403,7 +367,7 @@ def test_hooks_that_use_the_orm_leave_no_connection_open(
         flight = Flight("default", lambda: 100)
         flight.board(ids, 20)
         flight.land(seconds=20)
-        _wait_for_others(1)  # that of the flight, kept for the next
+        wait_until(lambda: _others() == 1, 10)  # that of the flight, kept for the next
     assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
     assert not CallAttempt.objects.exclude(error_message="").exists()
     assert len(remote.requests) == 24
@@ -412,19 +376,17 @@ def test_hooks_that_use_the_orm_leave_no_connection_open(
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="keeps no connection")
 def test_the_first_message_after_a_restart_of_the_database_is_begun(remote: Vendor) -> None:
     """The connection that a worker has kept is dead, and nobody told it."""
-    from callqueue.tasks import make_api_call
-
     send("r", "/first")
     release()
-    in_a_worker(make_api_call, list(CallAttempt.objects.values_list("pk", flat=True)))
+    in_a_worker(tasks.make_api_call, list(CallAttempt.objects.values_list("pk", flat=True)))
     call = send("r", "/second")
     release()
     ids = list(call.attempts.values_list("pk", flat=True))
     (kept,) = kept_connections[os.getpid(), "default"]
     in_a_worker(kill_this_connection)
     assert kept_connections[os.getpid(), "default"] == [kept]
-    in_a_worker(make_api_call, ids)
-    assert CallQueue.objects.get(pk=call.pk).status == Status.DONE
+    in_a_worker(tasks.make_api_call, ids)
+    assert fresh(call).status == Status.DONE
 
 
 @pytest.mark.parametrize("is_eager", [True, False])
@@ -432,12 +394,10 @@ def test_whoever_makes_calls_in_his_own_process_keeps_his_connection(
     remote: Vendor, is_eager: bool
 ) -> None:
     """A test, or a shell. Another in its place would be open when the test's database is to go."""
-    from callqueue.tasks import dispense, make_api_call
-
     send("r", "/first")
     release()
     ids, before = list(CallAttempt.objects.values_list("pk", flat=True)), connections["default"]
-    for task, *given in [(make_api_call, ids), (dispense, 0.05)]:
+    for task, *given in [(tasks.make_api_call, ids), (tasks.dispense, 0.05)]:
         task.apply(given) if is_eager else task(*given)
     assert connections["default"] is before
     assert remote.paths() == ["/first"]
@@ -447,9 +407,7 @@ def test_whoever_makes_calls_in_his_own_process_keeps_his_connection(
 def test_the_dispensers_patience_is_that_of_its_passes_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The task hands its connection on to whatever runs next in its process."""
-    from callqueue.ledger.account import Account
-    from callqueue.tasks import dispense
+    """Its connection goes to whatever runs next; and a pass in another's transaction sets none."""
 
     def shown() -> str:
         return str(database.rows("default", "SHOW idle_in_transaction_session_timeout")[0][0])
@@ -459,9 +417,12 @@ def test_the_dispensers_patience_is_that_of_its_passes_only(
         Account, "read", lambda *given, **named: inside.append(shown()) or read(*given, **named)
     )
     send("r")
-    assert in_a_worker(lambda: (dispense(0.1), shown())) == (0, usual)
+    assert in_a_worker(lambda: (tasks.dispense(0.1), shown())) == (0, usual)
     assert in_a_worker(shown) == usual
     assert set(inside) == {"5s"}
+    with transaction.atomic():
+        make_pass("default", ["r"])
+        assert shown() == "0"
 
 
 @pytest.mark.fault
@@ -499,23 +460,19 @@ def test_a_dispenser_is_struck_at_every_moment(deed: str) -> None:
 def test_one_that_makes_its_calls_is_struck_at_every_moment(
     deed: str, remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its calls are composed while the pass that charges them commits: each goes out once, whatever
-    becomes of the commit, and nothing of what was undone stays behind in the process.
-    """
+    """Each goes out once, whatever becomes of the commit, and nothing undone stays behind."""
     made: dict[str, Any] = {}
     monkeypatch.setattr(in_flight, "_flights", {})
 
     def prepare() -> set[int]:
-        remote.requests.clear()
         pks = {send("r", "/1").pk, send("r", "/2").pk, send("other", "/3").pk}
         made["dispenser"], made["stop"] = Dispenser(maker=Maker("default")), threading.Event()
         return pks
 
     def work(pks: set[int]) -> None:
         def watch() -> None:
-            end = time.monotonic() + 20
-            while time.monotonic() < end and CallQueue.objects.done().count() < len(pks):
-                time.sleep(0.01)
+            with suppress(Late):
+                wait_until(lambda: CallQueue.objects.done().count() == len(pks), 20)
             connections.close_all()
             made["stop"].set()
 
@@ -537,16 +494,3 @@ def test_one_that_makes_its_calls_is_struck_at_every_moment(
         assert at_every_moment(deed, prepare, work, judge) >= 10
     finally:
         in_flight.know_worker(None)
-
-
-def test_a_pass_inside_somebody_elses_transaction_sets_no_patience_for_it(
-    rules: Any, db: None
-) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("a setting of PostgreSQL's")
-    rules(r=Rule())
-    ensure_states("default", ["r"])
-    with transaction.atomic(), connection.cursor() as cursor:
-        make_pass("default", ["r"])
-        cursor.execute("SHOW idle_in_transaction_session_timeout")
-        assert cursor.fetchone() == ("0",)

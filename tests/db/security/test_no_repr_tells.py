@@ -1,6 +1,4 @@
-"""No object that code of ours has in hand shows a secret, a payload or a key by its repr: what
-reports an error with the variables of its frames shows no more of them than plain texts do.
-"""
+"""No object in hand shows a secret, a payload or a key by its repr, as error reporters would."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ TELLING = {
 }  # fmt: skip
 
 
-def classes() -> Iterator[type]:
+def classes() -> Iterator[Any]:
     """Every dataclass and named tuple of the package, but the testing kit's."""
     for module in pkgutil.walk_packages(callqueue.__path__, "callqueue."):
         if module.name.startswith(("callqueue.testing", "callqueue.migrations")):
@@ -55,8 +53,7 @@ def classes() -> Iterator[type]:
 class Shown:
     """Stands in a field, and remembers whether it was shown."""
 
-    def __init__(self) -> None:
-        self.is_shown = False
+    is_shown = False
 
     def __len__(self) -> int:
         return 0
@@ -66,23 +63,18 @@ class Shown:
         return ""
 
 
-def filled(record: Any) -> tuple[object, dict[str, Shown]]:
-    """An instance whose fields all remember whether they were shown."""
-    if issubclass(record, tuple):
-        inside = {name: Shown() for name in record._fields}
-        return tuple.__new__(record, inside.values()), inside
-    inside = {one.name: Shown() for one in dataclasses.fields(record)}
-    instance = object.__new__(record)
-    for name, value in inside.items():
-        object.__setattr__(instance, name, value)
-    return instance, inside
-
-
 def test_no_class_shows_a_field_that_may_hold_what_is_secret() -> None:
     found = list(classes())
     assert len(found) > 100
     for record in found:
-        instance, inside = filled(record)
+        if issubclass(record, tuple):
+            inside = {name: Shown() for name in record._fields}
+            instance = tuple.__new__(record, inside.values())
+        else:
+            inside = {one.name: Shown() for one in dataclasses.fields(record)}
+            instance = object.__new__(record)
+            for name, value in inside.items():
+                object.__setattr__(instance, name, value)
         repr(instance)
         assert not [name for name in TELLING & inside.keys() if inside[name].is_shown], record
 
@@ -117,9 +109,7 @@ class Watch:
 
 
 def is_ours(kind: type) -> bool:
-    """What has a repr of our making: records, and whatever else does not have Python's own. An
-    exception and a verdict are their words, which whoever made them chose.
-    """
+    """What has a repr of our making. An exception and a verdict are their words."""
     is_words = kind.__repr__ is object.__repr__ or issubclass(kind, (BaseException, *OUTCOMES))
     return kind.__module__.startswith("callqueue.") and not is_words
 

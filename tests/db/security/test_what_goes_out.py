@@ -1,32 +1,33 @@
-"""Nobody gets in, and nothing gets out: addresses, secrets, payloads, answers without end, and what
-a fuzzer thinks of.
-"""
+"""Nothing gets out. Who wants in: tests/attacks/test_network.py."""
 
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 from django.db import connection
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from callqueue import Rule, SlidingWindow
+import callqueue
+from callqueue import GiveUp, HoldUntil, RetryLater, Rule, SlidingWindow
 from callqueue.exceptions import CallQueueError
 from callqueue.execution import wire
 from callqueue.execution.connection import Refused
 from callqueue.handlers import HTTP_METHODS
-from callqueue.models import CallQueue
+from callqueue.maintenance import reconcile
+from callqueue.models import CallQueue, Hold
 from callqueue.security import secrets
 from callqueue.security.secrets import Secret
 from tests.support import behaviour, samples
 from tests.support.peer import Listener
+from tests.support.stub import serving
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -38,66 +39,6 @@ def make(call: CallQueue) -> CallQueue:
     behaviour.run()
     call.refresh_from_db()
     return call
-
-
-def smuggled(url: Any, method: str = "post", **params: Any) -> CallQueue:
-    """A row that never went through `send`: as other code, or an older release, might have written
-    it.
-    """
-    call = CallQueue(
-        rule="default",
-        call_data={"method": method, "params": {"url": url, **params}},
-        method=method,
-        ready=True,
-    )
-    call.save()
-    return call
-
-
-# --- Server-side request forgery
-
-LOOPBACK = """
-    127.0.0.1 127.1 127.0.1 2130706433 0x7f000001 0x7f.1 0177.0.0.1 017700000001 127.0.0.1. 0 0.0.0.0 127.255.255.254
-    [::1] [::ffff:127.0.0.1] [::ffff:7f00:1] [0:0:0:0:0:0:0:1] [::] [::127.0.0.1] [64:ff9b::7f00:1] [2002:7f00:1::] [::1%25lo]
-    ①②⑦.0.0.1 127。0。0。1 127%2e0.0.1
-""".split()  # noqa: SIM905
-ELSEWHERE = """
-    10.0.0.1 10.1 172.16.0.1 172.31.255.255 192.168.1.1 192.168.257 100.64.0.1 100.127.255.254 169.254.1.1
-    169.254.169.254 2852039166 0xa9fea9fe [fd00:ec2::254] 169.254.170.2 100.100.100.200 168.63.129.16
-    224.0.0.1 239.255.255.255 240.0.0.1 255.255.255.255 198.18.0.1 192.0.2.1 192.0.0.1
-    [fe80::1] [fc00::1] [ff02::1] [64:ff9b::a00:1] [64:ff9b:1::a00:1] [2002:a00:1::] [::ffff:10.0.0.1] [2001:db8::1] [2001::1]
-    [fec0::1]
-""".split()  # noqa: SIM905
-
-
-def test_a_worker_refuses_them_as_well_and_nothing_arrives(
-    rules: Rules, listen: Callable[..., Listener]
-) -> None:
-    """Rows that never saw `send`, and URLs that are a secret: the worker is the one who must not be
-    fooled.
-    """
-    listeners = [
-        listen("127.0.0.1"),
-        *([listen("::1")] if socket.has_ipv6 and has_loopback_6() else []),
-    ]
-    secrets = {
-        f"S{i}": f"http://{host}:{listener.port}/"
-        for i, (host, listener) in enumerate(pairs(listeners))
-    }
-    rules(
-        default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2), more={"SECRETS": secrets}
-    )
-    calls = [smuggled(f"http://{host}:{listener.port}/") for host, listener in pairs(listeners)]
-    calls += [smuggled(Secret(name)) for name in secrets]
-    calls += [smuggled(f"http://{host}/") for host in ELSEWHERE]
-    while behaviour.run():
-        pass
-    for call in calls:
-        call.refresh_from_db()
-        assert call.status == Status.FAILED, (call.call_data, call.error_message)
-        assert call.attempts.count() == 1, "what is refused for good is not tried again"
-        assert set(call.attempts.values_list("sent_at", flat=True)) == {None}
-    assert [listener.connections for listener in listeners] == [0] * len(listeners)
 
 
 @pytest.mark.parametrize(
@@ -121,33 +62,13 @@ def test_a_row_that_send_never_saw_is_checked_as_send_checks(
     listener = listen()
     rules(default=Rule(limits=[WIDE]), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
     url = f"http://127.0.0.1:{listener.port}/"
-    call = make(smuggled(url, method, data="a=b", headers=headers))
-    assert call.status == Status.FAILED and "headers" in call.error_message
-    assert "inside" not in call.error_message
-    for wrong in ({"url": url, "proxies": {}}, {"url": url, "verify": False}, [url], url, None):
-        call = CallQueue(rule="default", method=method, ready=True)
-        call.call_data = {"method": method, "params": wrong}
-        call.save()
-        assert make(call).status == Status.FAILED
+    wrong = [{"url": url, "proxies": {}}, {"url": url, "verify": False}, [url], url, None]
+    for params in ({"url": url, "data": "a=b", "headers": headers}, *wrong):
+        call_data = {"method": method, "params": params}
+        call = make(CallQueue.objects.create(call_data=call_data, method=method, ready=True))
+        assert call.status == Status.FAILED and "inside" not in call.error_message
+        assert params in wrong or "headers" in call.error_message
     assert listener.connections == 0
-
-
-def pairs(listeners: list[Listener]) -> list[tuple[str, Listener]]:
-    return [(host, listener) for listener in listeners for host in LOOPBACK]
-
-
-def has_loopback_6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-def behaviour_send(url: str, method: str = "get", **params: Any) -> CallQueue:
-    call = CallQueue.objects.send({"method": method, "params": {"url": url, **params}})
-    assert call is not None
-    return call
 
 
 # --- Secrets and payloads
@@ -155,82 +76,50 @@ def behaviour_send(url: str, method: str = "get", **params: Any) -> CallQueue:
 SECRET, PAYLOAD, PASSWORD = "sk-live-5e1f-secret", "patient-zero-payload", "pass-5e1f-word"
 
 
-@pytest.fixture
-def leaky(
+def test_no_secret_and_no_payload_is_in_the_database_or_the_log(
     rules: Rules, listen: Callable[..., Listener], caplog: pytest.LogCaptureFixture
-) -> list[CallQueue]:
-    """Calls full of secrets and payloads, to a vendor that throws all of it back at us in every
-    way.
-    """
+) -> None:
+    """Of calls full of both, encrypted, to vendors that throw all of it back at us in every way."""
     caplog.set_level(logging.DEBUG)
-    echo = f'{{"error": "bad token {SECRET} for {PAYLOAD}, {PASSWORD}"}}'.encode()
+    echo = f'{{"error": "bad token {SECRET} for {PAYLOAD}, {PASSWORD}"}}'
     echoed = f"X-Echo: {SECRET}\r\nSet-Cookie: session={SECRET}\r\nX-Payload: {PAYLOAD}\r\n"
-    listeners = []
-    for line in ("200 OK", "400 Bad", "500 Broken", "429 Slow", f"418 {SECRET} {PAYLOAD}"):
-        head = f"HTTP/1.1 {line}\r\n{echoed}Content-Length: {len(echo)}\r\n\r\n".encode()
-        listeners.append(listen(answer=head + echo))
-    listeners.append(listen(answer=b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n" + echo))
-    listeners.append(listen(answer=f"garbage {SECRET} {PAYLOAD}".encode()))
-    from cryptography.fernet import Fernet
-
-    keys = [Fernet.generate_key().decode()]
-    rules(
-        default=Rule(limits=[WIDE]),
-        more={
-            "SECRETS": {"KEY": SECRET, "PW": PASSWORD},
-            "ALLOWED_NETWORKS": ["127.0.0.0/8"],
-            "ENCRYPTION_KEYS": keys,
-        },
-    )
+    answers = [
+        f"HTTP/1.1 {line}\r\n{echoed}Content-Length: {len(echo)}\r\n\r\n{echo}"
+        for line in ("200 OK", "400 Bad", "500 Broken", "429 Slow", f"418 {SECRET} {PAYLOAD}")
+    ]
+    answers.append(f"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{echo}")
+    answers.append(f"garbage {SECRET} {PAYLOAD}")
+    more = {
+        "SECRETS": {"KEY": SECRET, "PW": PASSWORD},
+        "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+        "ENCRYPTION_KEYS": [Fernet.generate_key().decode()],
+    }
+    rules(default=Rule(limits=[WIDE]), more=more)
     params = {
         "json": {"token": Secret("KEY"), "patient": PAYLOAD},
         "headers": {"Authorization": Secret("KEY"), "X-Patient": PAYLOAD},
         "params": {"api_key": Secret("KEY"), "patient": PAYLOAD},
         "auth": ["user", Secret("PW")],
     }
-    calls = []
-    for listener in listeners:
-        calls.append(
-            behaviour_send(
-                f"http://127.0.0.1:{listener.port}/{PAYLOAD}?patient={PAYLOAD}",
-                method="post",
-                **params,
-            )
-        )
-    calls.append(behaviour_send(f"http://no-such-host.invalid/{PAYLOAD}", method="post", **params))
-    calls.append(behaviour_send("http://127.0.0.1:1/", method="post", **params))
+    ports = [listen(answer=answer.encode()).port for answer in answers]
+    urls = [f"http://127.0.0.1:{port}/{PAYLOAD}?patient={PAYLOAD}" for port in ports]
+    urls += [f"http://no-such-host.invalid/{PAYLOAD}", "http://127.0.0.1:1/"]
+    for url in urls:
+        CallQueue.objects.send({"method": "post", "params": {"url": url, **params}})
     behaviour.run()
-    for call in calls:
-        call.refresh_from_db()
-    return calls
-
-
-def test_no_secret_and_no_payload_in_the_database_when_it_is_encrypted(
-    leaky: list[CallQueue],
-) -> None:
     stored = dump()
     assert "callqueue_callattempt" in stored
+    said = [one for one in caplog.records if not one.name.startswith("django.db")]
+    assert said
     for text in (SECRET, PASSWORD, PAYLOAD):
         place = stored.find(text)
         assert place < 0, stored[max(0, place - 300) : place + 100]
-    assert leaky[0].call_data["params"]["json"]["patient"] == PAYLOAD, (
-        "whoever has the keys reads it"
-    )
-    assert leaky[0].attempts.get().response_body.startswith('{"error": ')
-    assert SECRET not in leaky[0].attempts.get().response_body
-
-
-def test_no_secret_and_no_payload_in_logs(
-    leaky: list[CallQueue], caplog: pytest.LogCaptureFixture
-) -> None:
-    said = [
-        record for record in caplog.get_records("setup") if not record.name.startswith("django.db")
-    ]
-    assert said
-    for record in said:
-        text = f"{record.getMessage()} {record.__dict__}"
-        for secret in (SECRET, PASSWORD, PAYLOAD):
-            assert secret not in text, text
+        for record in said:
+            assert text not in f"{record.getMessage()} {record.__dict__}"
+    first = CallQueue.objects.earliest("pk")
+    assert first.call_data["params"]["json"]["patient"] == PAYLOAD, "whoever has the keys reads it"
+    assert first.attempts.get().response_body.startswith('{"error": ')
+    assert SECRET not in first.attempts.get().response_body
 
 
 def dump() -> str:
@@ -246,71 +135,51 @@ def dump() -> str:
 
 def raising(params: Any, context: Any) -> None:
     """A handler whose exception says more than it should."""
-    raise ValueError(
-        f"cannot reach {params['to']} ({params['who']['name']!r}) with {params['token']}"
-    )
+    who = params["who"]["name"]
+    raise ValueError(f"cannot reach {params['to']} ({who!r}) with {params['token']}")
 
 
 def test_what_a_handler_raises_is_kept_without_the_payload(
     rules: Rules, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    rules(
-        default=Rule(limits=[WIDE]),
-        more={"HANDLERS": {"say": f"{__name__}.raising"}, "SECRETS": {"KEY": SECRET}},
-    )
+    more = {"HANDLERS": {"say": f"{__name__}.raising"}, "SECRETS": {"KEY": SECRET}}
+    rules(default=Rule(limits=[WIDE]), more=more)
     params = {"to": "someone@example.com", "who": {"name": PAYLOAD}, "token": Secret("KEY")}
-    call = CallQueue.objects.send({"method": "say", "params": params})
-    assert call is not None
-    make(call)
+    call = make(CallQueue.objects.send({"method": "say", "params": params}))
     assert call.status == Status.ERROR
-    assert (
-        call.error_message
-        == "ValueError: cannot reach [payload] ('[payload]') [withheld: it repeats a secret]"
-    )
-    assert PAYLOAD not in "".join(
-        record.getMessage() for record in caplog.records if not record.name.startswith("django.db")
-    )
+    kept = "cannot reach [payload] ('[payload]') [withheld: it repeats a secret]"
+    assert call.error_message == f"ValueError: {kept}"
+    said = [one.getMessage() for one in caplog.records if not one.name.startswith("django.db")]
+    assert PAYLOAD not in "".join(said)
 
 
 def test_keys_are_rotated(rules: Rules, remote: behaviour.Vendor, settings: Any) -> None:
-    """The new key seals, either opens; a row whose key is gone fails by itself, and the others go
-    on.
-    """
-    from cryptography.fernet import Fernet
+    """The new key seals, either opens; a row whose key is gone fails by itself."""
+
+    def keyed(*keys: str) -> None:
+        rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": list(keys)})
 
     old, new = (Fernet.generate_key().decode() for _ in range(2))
-    rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [old]})
+    keyed(old)
     first, stale = behaviour.send(path="/first"), behaviour.send(path="/stale")
-    rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [new, old]})
-    CallQueue.objects.filter(pk=stale.pk).update(
-        due_at_dt=datetime(2100, 1, 1, tzinfo=UTC), ready=False
-    )
+    stale_row = CallQueue.objects.filter(pk=stale.pk)
+    keyed(new, old)
+    stale_row.update(due_at_dt=datetime(2100, 1, 1, tzinfo=UTC), ready=False)
     second = behaviour.send(path="/second")
-    behaviour.run()
-    assert [Status(c.status) for c in CallQueue.objects.filter(pk__in=[first.pk, second.pk])] == [
-        Status.DONE
-    ] * 2
-    rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [new]})
-    CallQueue.objects.filter(pk=stale.pk).update(
-        due_at_dt=datetime(2020, 1, 1, tzinfo=UTC), ready=True
-    )
+    assert make(second).status == make(first).status == Status.DONE
+    keyed(new)
+    stale_row.update(due_at_dt=datetime(2020, 1, 1, tzinfo=UTC), ready=True)
     third = behaviour.send(path="/third")
-    behaviour.run()
-    stale.refresh_from_db()
-    third.refresh_from_db()
-    assert stale.status == Status.FAILED
+    assert (make(third).status, make(stale).status) == (Status.DONE, Status.FAILED)
     assert "ENCRYPTION_KEYS" in stale.error_message
-    assert third.status == Status.DONE
     assert sorted(remote.paths()) == ["/first", "/second", "/third"]
 
 
 def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(
     rules: Rules, remote: behaviour.Vendor
 ) -> None:
-    """Percent signs, braces, dotted paths, ORM look-ups: all of it is text, and arrives as it was
-    sent.
-    """
+    """Percent signs, braces, dotted paths, look-ups: all of it is text, and arrives as it was sent."""
     rules(default=Rule(limits=[WIDE]))
     nasty = {
         "%s %(x)s {0} {call.pk}": "{{ 7 * 7 }} {% load x %}",
@@ -318,21 +187,11 @@ def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(
         "__class__": "os.system",
         "a' OR 1=1 --": "\\u0041",
     }
-    call = CallQueue.objects.send(
-        {
-            "method": "post",
-            "params": {
-                "url": "http://vendor.example/%7Bx%7D",
-                "json": nasty,
-                "headers": {"X-Format": "%s{0}"},
-            },
-        },
-        key="%s{0}'; DROP TABLE x; --",
-        unique_key="%(x)s",
-    )
-    assert call is not None
-    make(call)
-    assert call.status == Status.DONE
+    url, headers = "http://vendor.example/%7Bx%7D", {"X-Format": "%s{0}"}
+    params = {"url": url, "json": nasty, "headers": headers}
+    names = {"key": "%s{0}'; DROP TABLE x; --", "unique_key": "%(x)s"}
+    call = CallQueue.objects.send({"method": "post", "params": params}, **names)
+    assert make(call).status == Status.DONE
     assert remote.requests[0][2]["json"] == nasty
     for wrong in (
         {"method": "os.system", "params": {}},
@@ -343,12 +202,7 @@ def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(
             CallQueue.objects.send(wrong)
     with pytest.raises(CallQueueError):
         CallQueue.objects.send_many(
-            [
-                {
-                    "call_data": {"method": "get", "params": {"url": "http://vendor.example"}},
-                    "status": 3,
-                }
-            ]
+            [{"call_data": {"method": "get", "params": params}, "status": 3}]
         )
 
 
@@ -398,3 +252,84 @@ def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(
         )
         with suppress(Refused):
             wire._prepared(stored.method, params)
+
+
+# --- What a hook or a provider says: errors, reasons of holds and the log are in clear
+
+
+MAIL, NAME, WHERE = "zero.patient@clinic.example", "Zero Patient", "ward-7-bed-12"
+SAID = f"invalid recipient {MAIL} ({NAME}) at {WHERE}"
+
+
+def raises(answer: Any) -> Any:
+    raise ValueError(answer.text)
+
+
+KEYS = {"ENCRYPTION_KEYS": [Fernet.generate_key().decode()]}
+VERDICTS: dict[str, Any] = {
+    "gives up": lambda answer: GiveUp(answer.text),
+    "later": lambda answer: RetryLater(answer.text),
+    "holds": lambda answer: HoldUntil(60, answer.text),
+    "raises": raises,
+}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+@pytest.mark.parametrize("status", [200, 422, 429, 503])
+def test_of_what_classify_says_the_payload_is_not_kept(
+    rules: Rules,
+    remote: behaviour.Vendor,
+    caplog: pytest.LogCaptureFixture,
+    verdict: str,
+    status: int,
+) -> None:
+    caplog.set_level(logging.INFO)
+    rules(default=Rule(classify=VERDICTS[verdict]), more=KEYS)
+    remote.answers[f"/beds/{WHERE}?who={MAIL}"] = (status, {}, SAID.encode())
+    params = {
+        "url": f"http://vendor.example/beds/{WHERE}?who={MAIL}",
+        "json": {"to": NAME, "by_patient": {MAIL: {"condition": "positive"}}},
+    }
+    call = CallQueue.objects.send({"method": "post", "params": params})
+    assert behaviour.run() == 1
+    call.refresh_from_db()
+    kept = dump() + caplog.text
+    for text in (MAIL, NAME, WHERE, "positive"):
+        assert text not in kept
+    assert Hold.objects.exists() == (verdict == "holds" or (verdict, status) == ("raises", 429))
+    if verdict != "raises":
+        assert call.error_message == "invalid recipient [payload] ([payload]) at [payload]"
+
+
+def test_nor_of_what_a_reconcile_hook_says_nor_of_a_refusal_in_the_worker(
+    rules: Rules, remote: behaviour.Vendor
+) -> None:
+    """A refusal names the place, which may be somebody's name."""
+    rules(default=Rule(reconcile=lambda call: GiveUp(f"no {NAME}")), more=KEYS)
+    params = {"url": "http://vendor.example/", "json": {"to": NAME}}
+    asked = CallQueue.objects.send({"method": "post", "params": params})
+    CallQueue.objects.update(status=CallQueue.Status.UNKNOWN, ready=False)
+    reconcile.ask_due("default")
+    asked.refresh_from_db()
+    assert (asked.status, asked.error_message) == (CallQueue.Status.FAILED, "no [payload]")
+    refused = CallQueue.objects.send({"method": "get", "params": params})
+    refused.call_data["params"] = {"url": params["url"], "params": {MAIL: {"a": "b"}}}
+    refused.save()
+    behaviour.run()
+    refused.refresh_from_db()
+    assert refused.status == CallQueue.Status.FAILED and "[payload]" in refused.error_message
+    assert MAIL not in dump() and remote.requests == []
+
+
+def test_what_is_said_of_a_permit_can_be_kept_and_tells_no_credential(rules: Rules) -> None:
+    """The payload is the client's own, and not known here."""
+    import requests
+
+    rules(r=Rule(hosts=["127.0.0.1"], classify=lambda answer: GiveUp(answer.text)))
+    body = b"\x00token=sk-live-abcdef123456 is no good"
+    with serving(lambda path, times: (422, {}, body)) as stub, requests.Session() as session:
+        session.mount("http://", callqueue.PermitAdapter())
+        session.get(stub.url, timeout=30)
+    attempt = callqueue.models.CallAttempt.objects.get()
+    assert attempt.outcome == "gave up" and "sk-live" not in attempt.error_message
+    assert "is no good" in attempt.error_message

@@ -1,6 +1,4 @@
-"""Async code, ASGI, and projects with several databases: calls go where they should, and the same
-way.
-"""
+"""Async code, and projects with several databases: calls go where they should."""
 
 from __future__ import annotations
 

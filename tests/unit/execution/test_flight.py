@@ -1,11 +1,12 @@
-"""The flight and its crew, as far as they need no database: what shares a thread, whatever a job
-raises, when a flight has landed, and what it does when idle.
-"""
+"""The flight and its crew, as far as they need no database."""
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import queue
+import resource
 import threading
 import time
 from collections import deque
@@ -18,7 +19,7 @@ import pytest
 from celery import signals
 
 from callqueue import broker
-from callqueue.execution import flight, in_flight, request
+from callqueue.execution import flight, in_flight, request, starvation
 from callqueue.execution.flight import NAME
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
@@ -33,9 +34,7 @@ def _job(attempt_id: int, rule: str) -> Any:
 
 
 def crew_of(work: Callable[[Any], Any]) -> tuple[Any, Callable[[int], None]]:
-    """A crew, and what waits until so many of its jobs have ended: one that stands still fails the
-    test, not the whole run.
-    """
+    """A crew, and what waits until so many of its jobs have ended."""
     bell = queue.SimpleQueue[None]()
     crew: Any = flight.Crew(work, lambda: bell.put(None))
 
@@ -64,9 +63,7 @@ def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
 
 
 def test_jobs_that_come_while_others_wait_get_no_thread_more() -> None:
-    """Each pass of a busy process would start one otherwise, and hundreds would keep each other from
-    the interpreter.
-    """
+    """Hundreds would keep each other from the interpreter."""
     goes = threading.Event()
     crew, wait_for = crew_of(lambda job: goes.wait(20) and job)
     for jobs in ([1, 2], [3, 4], [5, 6]):
@@ -197,21 +194,6 @@ def test_what_is_begun_already_is_made_while_the_flight_waits_for_the_database(
         assert made.wait(5)
 
 
-def test_most_threads_of_what_takes_off_are_started_once_it_is_cleared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A pass hands over in its transaction, with the rules' rows locked."""
-    goes = threading.Event()
-    monkeypatch.setattr(flight.telemetry, "traced", lambda make: lambda job: goes.wait(20))
-    one = flight.Flight("default", lambda: 100)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
-    clear = one.take_off([_job(number, "slow") for number in range(50)])
-    assert len(one.crew.threads) == flight.AHEAD
-    clear(True)
-    wait_until(lambda: len(one.crew.threads) == 50, 20)
-    goes.set()
-
-
 def test_what_ends_while_the_flight_falls_asleep_wakes_it() -> None:
     class Inbox(queue.SimpleQueue[Any]):
         def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -265,6 +247,72 @@ def test_whoever_is_told_to_go_lands_first(monkeypatch: pytest.MonkeyPatch, sign
     monkeypatch.setattr(in_flight, "land", lambda: landed.append(signal))
     signal.send(sender=None)
     assert landed == [signal]
+
+
+# --- A process that may have no more descriptors
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The process's clock, in the test's hands."""
+    now = [1000.0]
+    monkeypatch.setattr(starvation.time, "monotonic", lambda: now[0])
+    return now
+
+
+def _seconds_of(pause: starvation.Pause, clock: list[float]) -> float:
+    """For how long calls are not taken, from now on."""
+    began = clock[0]
+    while pause.is_on:
+        clock[0] += 0.125
+    return clock[0] - began
+
+
+def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list[float]) -> None:
+    pause, seconds = starvation.Pause(), []
+    assert not pause.is_on
+    for _ in range(6):
+        pause.begin("no more")
+        seconds.append(_seconds_of(pause, clock))
+    assert seconds == [1, 2, 4, 8, 10, 10]
+    clock[0] += 60
+    pause.begin("no more")
+    assert _seconds_of(pause, clock) == 1
+    pause = starvation.Pause()
+    for ahead in (0.5, 0.0):
+        pause.begin("no more")
+        clock[0] += ahead
+    assert _seconds_of(pause, clock) == 0.5, "calls that were taken before make it no longer"
+
+
+def test_it_says_so_once_a_minute(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    pause = starvation.Pause()
+    with caplog.at_level(logging.WARNING, "callqueue"):
+        for _ in range(170):
+            pause.begin("no more")
+            clock[0] += 1.0
+    assert caplog.text.count("worker_starved error='no more'") == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_open", "most"),
+    [
+        (1024, 24, 872),
+        (65536, 36, 57308),
+        (256, 20, 172),
+        (64, 20, 1),
+        (resource.RLIM_INFINITY, 20, math.inf),
+    ],
+)
+def test_as_many_calls_as_there_are_descriptors_for(
+    monkeypatch: pytest.MonkeyPatch, limit: int, is_open: int, most: float
+) -> None:
+    """Less what is open before the first call, and what lookups and other tasks may take."""
+    starvation._open.cache_clear()
+    monkeypatch.setattr(os, "listdir", lambda _: ["0"] * is_open)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert starvation.most() == most
+    starvation._open.cache_clear()
 
 
 def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import random
+import socket
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -17,16 +19,19 @@ import requests
 
 from callqueue import clocks
 from callqueue.execution import connection, wire
-from callqueue.execution.wire import Answer
-from tests.support.busy import CHUNKED
+from callqueue.execution.wire import Answer, Timeouts
+from tests.support.busy import BUSY, CHUNKED
 from tests.support.peer import (
+    HURRIED,
     LOOPBACK,
     PATIENT,
     SECRET,
+    Clock,
     Line,
     Names,
     Peer,
     Recording,
+    Script,
     answer_bytes,
     answering,
     body_of,
@@ -38,6 +43,7 @@ from tests.support.peer import (
     once,
     redirecting,
     within,
+    without_end,
 )
 
 
@@ -52,7 +58,7 @@ def test_a_call_comes_back_as_a_requests_response() -> None:
     assert (response.url, response.request.method) == (peer.url("/v1"), "POST")
     assert response.headers["content-type"] == "application/json"
     assert 0 < response.elapsed.total_seconds() < after - before
-    assert answer.sent_at is not None and before < answer.sent_at < after
+    assert before < answer.sent_at < after
     assert answer == Answer(response, answer.sent_at, sent=True)
     seen = peer.seen[0]
     assert (seen.method, seen.target, seen.body) == ("POST", "/v1", b'{"a": 1}')
@@ -105,24 +111,17 @@ def test_what_is_sent_is_what_requests_would_send(method: str) -> None:
             assert other == one, params
 
 
-def test_nothing_comes_from_the_environment(
+def test_nothing_comes_from_the_environment_or_from_another_call(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password s3cr3t")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with Peer(answering(echo)) as peer:
-        assert body_of(call(peer.url(), data="x")) == b"x"
-    assert "authorization" not in peer.seen[0].headers
-
-
-def test_no_cookie_is_kept_between_calls() -> None:
     with Peer(answering(answer_bytes(Set_Cookie="a=1; Path=/"))) as peer:
-        first = call(peer.url()).response
-        assert first is not None and first.cookies["a"] == "1"
+        assert call(peer.url()).response.cookies["a"] == "1"
         call(peer.url())
-    assert "cookie" not in peer.seen[1].headers
+    assert not {"authorization", "cookie"} & peer.seen[1].headers.keys()
 
 
 def test_ipv6_is_called_by_its_literal() -> None:
@@ -147,7 +146,6 @@ def test_a_user_may_put_another_adapter_in_its_place(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
     response = call("http://api.example.com/", json={"a": 1}).response
-    assert response is not None
     assert (response.status_code, response.text) == (202, "made up")
     answer = call("http://fails.example.com/")
     assert nothing_was_sent(answer) and answer.error == "ConnectTimeout"
@@ -194,10 +192,8 @@ def test_hosts_outside_of_the_allowed_ones_are_refused_without_a_lookup(
 ) -> None:
     names = name_is(["127.0.0.1"])
     answer = call("http://evil.test/", policy=LOOPBACK._replace(allowed_hosts=("*.good.test",)))
-    assert nothing_was_sent(answer)
-    assert answer.refused
+    assert nothing_was_sent(answer) and answer.refused and names.lookups == []
     assert answer.error == "the host evil.test is not in ALLOWED_HOSTS (in this worker's settings)"
-    assert names.lookups == []
 
 
 # --- Redirects: each is the answer, whatever it says; nothing goes where it points
@@ -206,32 +202,26 @@ def test_hosts_outside_of_the_allowed_ones_are_refused_without_a_lookup(
 STATUSES = [300, 301, 302, 303, 304, 305, 307, 308, 399]
 
 
+NOWHERE = ["/", "", "http://[", "file:///etc/passwd", "http://a\x00b/", "x" * 60_000]
+
+
 @pytest.mark.parametrize("method", ["get", "head", "post", "put", "patch", "delete", "options"])
 def test_a_redirect_is_the_answer(method: str) -> None:
+    """Whatever its status, and wherever it points."""
     with Peer(answering(echo)) as other:
         there = other.url("/there")
-        moved = [redirecting(there, f"{status} Moved") for status in STATUSES]
-        with Peer(answering(*moved)) as peer:
-            for status in STATUSES:
+        moved = [(status, there) for status in STATUSES] + [(302, place) for place in NOWHERE]
+        said = [redirecting(place, f"{status} Moved") for status, place in moved]
+        with Peer(answering(*said)) as peer:
+            for status, place in moved:
                 gate = Recording()
                 secret = {"Authorization": SECRET}
                 answer = call(peer.url("/here"), method, gate=gate, headers=secret)
-                assert answer.response is not None
                 assert (answer.error, answer.refused, len(gate.waits)) == ("", False, 1)
                 assert answer.response.status_code == status and answer.response.history == []
-                assert answer.response.headers["Location"] == there
-            assert len(peer.seen) == len(STATUSES)
+                assert place != there or answer.response.headers["Location"] == there
+            assert len(peer.seen) == len(moved)
         assert other.lines == []
-
-
-def test_a_location_that_is_none_or_the_same_is_no_error() -> None:
-    places = ["/", "", "http://[", "file:///etc/passwd", "http://a\x00b/", "x" * 60_000]
-    with Peer(answering(*map(redirecting, places))) as peer:
-        for count, _ in enumerate(places, start=1):
-            answer = call(peer.url("/"))
-            assert len(peer.seen) == count
-            assert answer.response is not None
-            assert (answer.response.status_code, answer.error) == (302, "")
 
 
 # --- Heads
@@ -264,7 +254,6 @@ def test_a_few_interim_answers_are_passed_over_and_more_are_no_answer(status: st
 def test_a_hook_reads_text_by_no_name_of_the_servers(claimed: str, encoding: str | None) -> None:
     with Peer(answering(answer_bytes(b"ok", Content_Type=claimed))) as peer:
         response = call(peer.url()).response
-    assert response is not None
     assert (response.encoding, response.text) == (encoding, "ok")
 
 
@@ -322,13 +311,6 @@ def test_a_body_is_cut_at_the_limit_counted_as_decoded(encoding: str, framing: s
         assert len(peer.lines) - lines == (framing == "close"), "after a whole one it is kept"
 
 
-def _without_end(line: Line) -> None:
-    line.read()
-    line.send(answer_bytes(b"", Content_Length="", Transfer_Encoding="chunked"))
-    while True:
-        line.send(b"10000\r\n" + b"x" * 65536 + b"\r\n")
-
-
 def gigabyte_deflated() -> bytes:
     """A gigabyte of zeros as one deflate stream, from a block that repeats itself."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -347,9 +329,10 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("encoding", ["without end", *BOMBS])
 def test_a_huge_body_is_bounded_in_memory_and_time(encoding: str) -> None:
-    script = _without_end
     if encoding in BOMBS:
-        script = once(answer_bytes(BOMBS[encoding](), Content_Encoding=encoding))  # type: ignore[assignment]
+        script = once(answer_bytes(BOMBS[encoding](), Content_Encoding=encoding))
+    else:
+        script = without_end(CHUNKED + b"\r\n", b"10000\r\n" + b"x" * 65536 + b"\r\n")
     with Peer(script) as peer:
         tracemalloc.start()
         try:
@@ -364,6 +347,7 @@ def test_a_huge_body_is_bounded_in_memory_and_time(encoding: str) -> None:
 
 
 IN_CHUNKS = {"Content_Length": "", "Transfer_Encoding": "chunked"}
+UNFOLDED = "the body could not be decoded as its Content-Encoding says"
 
 
 @pytest.mark.parametrize(
@@ -373,11 +357,7 @@ IN_CHUNKS = {"Content_Length": "", "Transfer_Encoding": "chunked"}
         (answer_bytes(b"4\r\nhalf\r\n", **IN_CHUNKS), b"half", "the body broke off"),
         (answer_bytes(b"8\r\nhalf", **IN_CHUNKS), b"half", "the body broke off"),
         (answer_bytes(b"4\r\nhalf\r\nzz\r\n", **IN_CHUNKS), b"half", "the body broke off"),
-        (
-            answer_bytes(b"not gzip at all", Content_Encoding="gzip"),
-            b"",
-            "the body could not be decoded as its Content-Encoding says",
-        ),
+        (answer_bytes(b"not gzip at all", Content_Encoding="gzip"), b"", UNFOLDED),
     ],
 )
 def test_a_body_that_breaks_off_is_told_and_kept(data: bytes, body: bytes, why: str) -> None:
@@ -395,3 +375,131 @@ def test_brotli_that_cannot_be_bounded_is_not_unfolded(
     with Peer(answering(answer_bytes(brotli.compress(b"ok"), Content_Encoding=encoding))) as peer:
         answer = call(peer.url())
     assert (body_of(answer), answer.broken) == (b"", True)
+
+
+# --- Servers that are slow on purpose: when a call ends, and what it costs until then
+
+
+def test_time_spent_in_the_gate_counts_against_no_timeout(clock: Clock) -> None:
+    def sleep() -> None:
+        clock.ahead += 1000
+
+    with Peer(answering(echo)) as peer:
+        answer = call(peer.url(), data="x", gate=Recording(sleep))
+    assert body_of(answer) == b"x"
+    assert answer.response is not None
+    assert answer.response.elapsed.total_seconds() < 5
+
+
+def test_a_timeout_that_is_over_before_the_send_sends_nothing() -> None:
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        time.sleep(0.05)
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/"
+        answer = call(url, timeouts=Timeouts(connect=0.2, total=5))
+    assert nothing_was_sent(answer)
+    assert "the connect timeout of 0.2 s" in answer.error
+    with Peer(answering(echo)) as peer:
+        call(peer.url())
+        assert nothing_was_sent(call(peer.url(), timeouts=Timeouts(total=0)))
+    assert len(peer.seen) == 1
+
+
+@pytest.mark.parametrize("how", list(BUSY))
+def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str) -> None:
+    """This thread's own, on a machine of usual speed; before, it was all of the total timeout."""
+    head, piece, why = BUSY[how]
+    with Peer(without_end(head, piece)) as peer:
+        before = time.thread_time()
+        # it may wait for a turn on a machine with other work: only its own time is judged
+        answer = call(peer.url(), timeouts=Timeouts(total=60))
+        spent = time.thread_time() - before
+        assert peer.has_closed(1)
+    assert why in answer.error
+    assert answer.truncated == (answer.response is not None)
+    assert not answer.broken
+    assert spent < 0.5 * slowness()
+
+
+def slowness() -> float:
+    """How many times as long as usual a calculation takes here and now, where it takes longer."""
+    before = time.thread_time()
+    sum(number * number for number in range(1_000_000))
+    return max(1.0, (time.thread_time() - before) / 0.04)
+
+
+def _drips(head: bytes, drip: bytes) -> Script:
+    def script(line: Line) -> None:
+        line.read()
+        line.send(head)
+        line.drip(drip)
+
+    return script
+
+
+def _reads_nothing(line: Line) -> None:
+    line.peer.closing.wait(5)
+
+
+def _reads_a_little(line: Line) -> None:
+    while not line.peer.closing.wait(0.01) and line.sock.recv(1000):
+        pass
+
+
+DRIP = b"HTTP/1.1 200 OK and so on and on" * 100
+
+
+@pytest.mark.parametrize(
+    ("script", "size"),
+    [
+        (_drips(b"", DRIP), 1),
+        (_drips(b"HTTP/1.1 200 OK\r\n", DRIP), 1),
+        (_drips(b"HTTP/1.1 200 OK\r\nX-One: ", DRIP), 1),
+        (_reads_nothing, 12_000_000),
+        (_reads_a_little, 12_000_000),
+    ],
+)
+def test_a_head_that_drips_or_a_server_that_hardly_reads_ends_with_the_total_timeout(
+    script: Script, size: int
+) -> None:
+    with Peer(script) as peer, within(4):
+        answer = call(peer.url(), data="x" * size, timeouts=HURRIED)
+    assert is_lost(answer)
+    assert "the total timeout of 0.3 s" in answer.error
+
+
+IN_PIECES = answer_bytes(b"", Content_Length="", Transfer_Encoding="chunked")
+TOTAL, READ = Timeouts(connect=5, read=5, total=1.0), Timeouts(read=0.1)
+
+
+@pytest.mark.parametrize(
+    ("head", "drip", "timeouts", "why"),
+    [
+        (answer_bytes(b"", Content_Length="10000"), b"x" * 10000, TOTAL, "the total timeout of 1 s"),
+        (answer_bytes(b"", Content_Length="", Connection="close"), b"x" * 10000, TOTAL, "the total timeout of 1 s"),
+        (IN_PIECES, b"1\r\nx\r\n" * 1000, TOTAL, "the total timeout of 1 s"),
+        (IN_PIECES + b"1\r\nx\r\n0\r\n", b"X: y\r\n" * 1000, TOTAL, "the total timeout of 1 s"),
+        (answer_bytes(b"x", Content_Length="100"), b"", READ, "the read timeout of 0.1 s"),
+    ],
+)  # fmt: skip
+def test_a_body_that_drips_ends_with_the_total_timeout_and_keeps_what_came(
+    head: bytes, drip: bytes, timeouts: Timeouts, why: str
+) -> None:
+    """One that stalls, with the read timeout."""
+
+    def script(line: Line) -> None:
+        _drips(head, drip)(line)
+        line.peer.closing.wait(5)
+
+    with Peer(script) as peer, within(5):
+        for count in (1, 2):
+            answer = call(peer.url(), timeouts=timeouts)
+            assert answer.response is not None and answer.response.status_code == 200
+            assert (answer.broken, answer.truncated) == (True, False)
+            assert body_of(answer).startswith(b"x")
+            assert why in answer.error
+            assert len(peer.lines) == count

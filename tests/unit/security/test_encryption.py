@@ -1,6 +1,4 @@
-"""Texts are sealed under the newest key and opened by any; errors name the place of a key, never
-the key.
-"""
+"""Texts are sealed under the newest key and opened by any; errors never show a key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What people are shown never holds what is probably secret, and curl commands are safe to
-paste.
-"""
+"""What people are shown never holds what is probably secret."""
 
 from __future__ import annotations
 

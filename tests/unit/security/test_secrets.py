@@ -1,6 +1,4 @@
-"""Secrets are named by code and never by data, each goes only where it may, and no error
-tells one.
-"""
+"""Secrets are named by code and never by data, and no error tells one."""
 
 from __future__ import annotations
 

@@ -134,9 +134,7 @@ def letters(text: str) -> str:
 
 
 def is_told(text: str, value: str) -> bool:
-    """Whether 8 letters and digits of the value in a row are in the text in any way, or all of a
-    value that has fewer.
-    """
+    """Whether 8 letters and digits of the value in a row, or all of fewer, are in the text."""
     flat = letters(value)
     parts = [flat[at : at + PART] for at in range(len(flat) - PART + 1)]
     for reading in decoded(text):

@@ -1,4 +1,4 @@
-"""call_data as a whole: what comes back of it, and what is refused by its field."""
+"""call_data: what comes back of it, and what is refused by its field."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callqueue.exceptions import InvalidCall, NotAllowed
+from callqueue.security import addresses
 from callqueue.security.secrets import Secret, marked, unmarked
-from callqueue.sending.call_data import check_params
+from callqueue.sending.call_data import Reach, check_params, check_url
+from tests.support import samples
 from tests.support.length import examples
 from tests.support.samples import (
     ANYWHERE,
@@ -26,8 +28,10 @@ from tests.support.samples import (
     URL,
     call_datas,
     checked,
+    email,
     http,
     refused,
+    task,
 )
 
 
@@ -205,3 +209,220 @@ def test_whatever_is_given_is_accepted_as_json_or_refused_by_field(
     assert len(text.encode()) <= max_bytes
     assert "\\u0000" not in json.dumps(marked(result)).replace("\\\\", "")
     assert checked(result, max_bytes=max_bytes) == result
+
+
+# --- What an HTTP call, a mail and a task may say
+
+
+HTTP: list[tuple[dict[str, Any], str, str]] = [
+    ({"timeout": None}, "timeout", "total_timeout"),
+    ({"verify": None}, "verify", "Rule(verify=...)"),
+    ({"stream": None}, "stream", "MAX_RESPONSE_BYTES"),
+    ({"proxies": None}, "proxies", "not offered"),
+    ({"cert": None}, "cert", "not offered"),
+    ({"allow_redirects": None}, "allow_redirects", "Location"),
+    ({"hooks": None}, "hooks", "classify"),
+    ({"files": None}, "files", "not offered"),
+    ({"header": None}, "header", "did you mean 'headers'?"),
+    ({"json": {}, "data": "x"}, "data", "one body"),
+    ({"headers": [["a", "b"]]}, "headers", "must be a dict"),
+    ({"headers": {"X-A": 1}}, "headers.X-A", "must be a string"),
+    ({"headers": {"X-A": "a\r\nB: c"}}, "headers.X-A", "line break"),
+    ({"headers": {"X-A": "\x1b"}}, "headers.X-A", "control"),
+    ({"headers": {"X-A": " a"}}, "headers.X-A", "white space"),
+    ({"headers": {"X-A": "a\t"}}, "headers.X-A", "white space"),
+    ({"headers": {"X-A": "€"}}, "headers.X-A", "Latin-1"),
+    ({"headers": {"X A": "a"}}, "headers", "not a header's name"),
+    ({"headers": {"": "a"}}, "headers", "not a header's name"),
+    ({"headers": {"é": "a"}}, "headers", "not a header's name"),
+    ({"headers": {"X\r\nY": "a"}}, "headers", "not a header's name"),
+    ({"headers": {"Host": "evil"}}, "headers.Host", "leave it out"),
+    ({"headers": {"content-LENGTH": "5"}}, "headers.content-LENGTH", "leave it out"),
+    ({"headers": {"Transfer-Encoding": "chunked"}}, "headers.Transfer-Encoding", "leave it out"),
+    ({"headers": {"Connection": "close"}}, "headers.Connection", "leave it out"),
+    ({"headers": {"X-A": "1", "x-a": "2"}}, "headers.x-a", "given twice"),
+    ({"cookies": ["a"]}, "cookies", "must be a dict"),
+    ({"cookies": {"a": 1}}, "cookies.a", "must be a string"),
+    ({"cookies": {"a": "b; c=d"}}, "cookies.a", "';'"),
+    ({"cookies": {"a": "b\r\n"}}, "cookies.a", "line break"),
+    ({"cookies": {"a": "€"}}, "cookies.a", "Latin-1"),
+    ({"cookies": {"a=": "b"}}, "cookies", "not a cookie's name"),
+    ({"auth": "user:pass"}, "auth", "[user, password]"),
+    ({"auth": ["user"]}, "auth", "[user, password]"),
+    ({"auth": {"user": "a"}}, "auth", "[user, password]"),
+    ({"auth": ["user", 1]}, "auth[1]", "must be a string"),
+    ({"auth": ["us:er", "x"]}, "auth[0]", "':'"),
+    ({"auth": ["user", "x\r\n"]}, "auth[1]", "line break"),
+    ({"auth": ["user", "€"]}, "auth[1]", "Latin-1"),
+]
+FIELDS: list[tuple[Any, str, str]] = [
+    (5, "", "a list of pairs, not a number"),
+    ({"a": {"b": 1}}, ".a", "use params.json"),
+    ({"a": [[1]]}, ".a[0]", "is nested"),
+    ({"a": [1, {"b": 1}]}, ".a[1]", "is nested"),
+    ([["a"]], "[0]", "must be a pair"),
+    (["ab"], "[0]", "must be a pair"),
+    ([["a", {"b": 1}]], "[0][1]", "use params.json"),
+]
+EMAIL: list[tuple[dict[str, Any], str, str]] = [
+    ({"to": []}, "to", "is missing"),
+    ({"to": [""]}, "to[0]", "must be an address"),
+    ({"to": ["a@example.com", 5]}, "to[1]", "must be an address"),
+    ({"to": {"a": 1}}, "to", "must be a list"),
+    ({"to": "a@example.com\nBcc: x"}, "to", "line break"),
+    ({"cc": ["a\r"]}, "cc[0]", "line break"),
+    ({"reply_to": "a\u2028b"}, "reply_to", "line break"),
+    ({"subject": "a\nBcc: b"}, "subject", "line break"),
+    ({"from_email": "a\r\nb"}, "from_email", "line break"),
+    ({"subject": 5}, "subject", "must be a string"),
+    ({"message": ["x"]}, "message", "must be a string"),
+    ({"html": "x"}, "html", "html_message"),
+]
+
+
+TASK: list[tuple[dict[str, Any], str, str]] = [
+    ({"name": ""}, "name", ""),
+    ({"name": "a b"}, "name", ""),
+    ({"args": {}}, "args", ""),
+    ({"kwargs": [1]}, "kwargs", ""),
+    ({"kwargs": Secret("STRIPE")}, "kwargs", ""),
+    ({"countdown": 5}, "countdown", ""),
+    ({"headers": ["id"]}, "headers", ""),
+    ({"headers": {"id": 7}}, "headers.id", ""),
+    ({"embed": "chain"}, "embed", ""),
+]
+MADE = [
+    *[(http, *row) for row in HTTP],
+    *[(http, {place: value}, place + path, why) for place in ("params", "data") for value, path, why in FIELDS],
+    *[(email, *row) for row in EMAIL],
+    *[(task, *row) for row in TASK],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "params", "field", "why"), MADE)
+def test_what_cannot_be_sent_is_refused_with_its_field(
+    make: Any, params: dict[str, Any], field: str, why: str
+) -> None:
+    refused(make(**params), f"params.{field}", why)
+
+
+S = Secret("STRIPE")
+
+
+@pytest.mark.parametrize(
+    ("make", "params"),
+    [
+        (http, {"params": {"q": ["a", "b", S], "n": 1, "skip": None}}),
+        (http, {"params": "a=b"}),
+        (http, {"params": [["a", 1], ["a", 2]]}),
+        (http, {"data": "raw text"}),
+        (http, {"data": {"a": "b"}}),
+        (http, {"data": [["a", "b"], ["a", S]]}),
+        (http, dict.fromkeys(("json", "data", "headers", "cookies", "auth", "params"))),
+        (http, {"json": "text"}),
+        (http, {"json": 0, "data": None}),
+        (http, {"json": {}, "data": ""}),
+        (http, {"json": {"big": 10**400}}),
+        (http, {"cookies": {"session": "a b,c"}}),
+        (http, {"auth": ["user", "pass:word"]}),
+        (http, {"auth": ("user", S)}),
+        (http, {"headers": {"Authorization": S, "X-Empty": "", "X-Tab": "a\tb"}}),
+        (email, {"to": ["a@example.com", "B <b@example.com>"], "cc": "c@example.com", "bcc": [], "reply_to": None}),
+        (email, {"from_email": "me@example.com", "html_message": "<p>\n</p>", "message": "a\nb"}),
+        (email, {"to": [S], "subject": S, "message": S, "reply_to": S}),
+        (task, {"args": [1, {"a": 2}], "kwargs": {"b": 3}}),
+        (task, {"args": (1,), "kwargs": None}),
+        (task, {"name": S, "args": [S]}),
+    ],
+)  # fmt: skip
+def test_what_can_be_sent_is_accepted(make: Any, params: dict[str, Any]) -> None:
+    checked(make(**params))
+
+
+# --- URLs that may be called, and those that no parser reads otherwise
+
+
+WRONG: dict[str, list[Any]] = {
+    "must be an http or https URL": [None, "", 5, {"a": 1}],
+    "http://": [
+        "ftp://example.com", "file:///etc/passwd", "javascript:alert(1)", "//example.com", "example.com",
+        "http:/example.com", "http:example.com",
+    ],
+    "no host": ["http://", "http:///path", "http://?q", "http://:80/"],
+    "auth": ["http://user:hunter2@example.com/", "http://user@example.com/", "http://@example.com/"],
+    "backslash": ["http://example.com\\@evil.com/"],
+    "white space": [
+        "http://example.com/a b", " http://example.com/", "http://example.com/\u2028", "http://\u200b.com/",
+    ],
+    "control": ["http://example.com/\r\nX: y", "http://example.com/\x7f"],
+    "port": [
+        "http://example.com:0/", "http://example.com:65536/", "http://example.com:99999999999/",
+        "http://example.com:/", "http://example.com:http/", "http://example.com:-1/", "http://example.com:٣/",
+        "http://example.com:80:80/",
+    ],
+    "cannot be read": ["http://[::1/", "http://[::1]x/", "http://[fe80::1%25eth0]/"],
+    "not an IPv6 address": ["http://[1.2.3.4]/"],
+    "no host name has": [
+        "http://127.0.0.%31/", "http://a..b/", "http://.example.com/", "http://exa$mple.com/", "http://*/",
+        f"http://{'a' * 64}.com/", f"http://{'a.' * 127}com/", "http://☃\ufe0f\u0301.-/",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        (URL, "api.example.com"),
+        ("http://example.com", "example.com"),
+        ("HTTPS://EXAMPLE.com:8443?q=1#f", "example.com"),
+        ("https://API.Example.com.:443/x", "api.example.com"),
+        ("https://bücher.example/ü?q=ü", "xn--bcher-kva.example"),
+        ("https://8.8.8.8/", "8.8.8.8"),
+        ("https://[2606:4700:0::1111]:443/", "2606:4700::1111"),
+        ("https://example.com/a@b:c?x=http://other@host", "example.com"),
+        ("https://under_score.example.com/%0d%0a", "under_score.example.com"),
+    ],
+)
+def test_a_url_is_http_to_a_public_host(url: str, host: str) -> None:
+    checked(http(url=url))
+    assert check_url(url, ANYWHERE)[0] == host
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_a_url_is_refused_with_the_reason(why: str) -> None:
+    for url in WRONG[why]:
+        assert "hunter2" not in refused(http(url=url), "params.url", why), url
+    refused({"method": "get", "params": {}}, "params.url", "is missing")
+
+
+def test_no_cache_keeps_hosts_that_no_host_name_is_as_long_as() -> None:
+    addresses._place.cache_clear()
+    for number in range(20):
+        for char in ("a", "é", "😀"):
+            with pytest.raises(InvalidCall, match="lengths"):
+                check_url(f"https://{char * 20_000}{number}/", ANYWHERE)
+    assert addresses._place.cache_info().currsize == 0
+
+
+@settings(max_examples=examples(100, 300), deadline=None)
+@given(samples.urls)
+def test_an_accepted_url_means_the_same_host_to_requests(url: str) -> None:
+    from requests import Request
+    from requests.exceptions import RequestException
+    from urllib3.util import parse_url
+
+    try:
+        host, _ = check_url(url, Reach(hosts=("*",), networks=("0.0.0.0/0", "::/0")))
+    except (InvalidCall, NotAllowed):
+        return
+    try:
+        prepared = Request("GET", url).prepare().url
+    except (RequestException, UnicodeError):
+        return
+    sent_to = (parse_url(str(prepared)).host or "").strip("[]").removesuffix(".")
+    if ":" in host:
+        from ipaddress import ip_address
+
+        assert ip_address(sent_to) == ip_address(host)
+    else:
+        assert str(addresses.literal_address(sent_to) or sent_to) == host
