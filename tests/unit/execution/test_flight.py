@@ -19,7 +19,7 @@ import pytest
 from celery import signals
 
 from callqueue import broker
-from callqueue.execution import flight, in_flight, request, starvation
+from callqueue.execution import flight, request, starvation
 from callqueue.execution.flight import NAME
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
@@ -224,10 +224,11 @@ def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would
     assert closed.wait(20)
 
 
-def test_a_process_that_is_told_to_go_has_sent_its_last_announcements(
-    monkeypatch: pytest.MonkeyPatch, announced_here: Callable[..., None]
+@pytest.mark.parametrize("signal", [signals.worker_process_shutdown, signals.worker_shutdown])
+def test_whoever_is_told_to_go_lands_and_sends_its_last_announcements(
+    monkeypatch: pytest.MonkeyPatch, announced_here: Callable[..., None], signal: Any
 ) -> None:
-    """A child of the prefork pool runs no atexit: its threads end with it."""
+    """A child of the prefork pool, which runs no atexit, and a worker with calls in its own process."""
     sent: list[Any] = []
 
     def send_slowly(*message: Any) -> None:
@@ -236,17 +237,8 @@ def test_a_process_that_is_told_to_go_has_sent_its_last_announcements(
 
     monkeypatch.setattr(broker, "_send_or_drop", send_slowly)
     announced_here(broker.ANNOUNCE, ([1], "default"))
-    in_flight.land()
-    assert sent == [(broker.ANNOUNCE, ([1], "default"), "")]
-
-
-@pytest.mark.parametrize("signal", [signals.worker_process_shutdown, signals.worker_shutdown])
-def test_whoever_is_told_to_go_lands_first(monkeypatch: pytest.MonkeyPatch, signal: Any) -> None:
-    """A child of the prefork pool, and a worker that has its calls in its own process."""
-    landed: list[Any] = []
-    monkeypatch.setattr(in_flight, "land", lambda: landed.append(signal))
     signal.send(sender=None)
-    assert landed == [signal]
+    assert sent == [(broker.ANNOUNCE, ([1], "default"), "")]
 
 
 # --- A process that may have no more descriptors
