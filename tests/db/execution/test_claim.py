@@ -87,6 +87,17 @@ def test_what_other_code_changed_after_its_release_is_not_made_by_the_old_charge
     assert len(remote.requests) == 2
 
 
+def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rules: Rules) -> None:
+    rules(r=Rule())
+    send("r")
+    release()
+    ids = all_attempts()
+    first = claim.begin("default", ids, "a-worker")
+    again = claim.begin("default", ids, "a-worker")
+    assert [job.attempt.id for job in first] == [job.attempt.id for job in again] == ids
+    assert claim.begin("default", ids, "another-worker") == []
+
+
 FORGED = [10**30, -(10**30), 2**63, 0, -1, "1", "x", None, 1.5, float("nan"), [], {}, "\0"]
 
 

@@ -31,12 +31,10 @@ LEFT_NONE = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}
     ("status", "kind", "headers"),
     [
         (200, Succeeded, {}),
-        (204, Succeeded, {}),
         (503, RetryLater, {"Retry-After": ""}),
         (503, HoldUntil, {"Retry-After": "5"}),
         (503, HoldUntil, {"Retry-After": "soon"}),
         (502, RetryLater, {"Retry-After": "5"}),
-        (500, RetryLater, {}),
         *[(status, GiveUp, {}) for status in (100, 403, 501, 529)],
         *[(status, GiveUp, LEFT_NONE) for status in (403, 404)],
         (403, GiveUp, {"Retry-After": "60"}),
@@ -75,9 +73,7 @@ def test_a_refusal_holds_until_the_time_it_names_or_for_the_backoff(
     ("status", "location", "why"),
     [
         (503, None, "503 Service Unavailable"),
-        (404, None, "404 Not Found"),
         (799, None, "799"),
-        (304, None, "304 Not Modified"),
         (302, "", "302 Found"),
         (302, "https://me:s3cret@other.example/?token=s3cret", "302 Found; a redirect to https://[redacted]@other.example/?token=[redacted]"),
         (302, "/elsewhere?token=s3cret", "302 Found; a redirect to /elsewhere?token=[redacted]"),
