@@ -33,55 +33,10 @@ from callqueue.security.withholding import (
 )
 from tests.support.length import examples
 
+Encoding = Callable[[str], str]
 KEY = "sk_live/4eC3+9Hq=&é\"x'"
 TOKEN = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
 VALUES = [KEY, "plainAlnum123", "a b/c?d", "<&>\"'\\", "-----BEGIN\nKEY\n-----", "pä§😀wörd"]
-
-ENCODINGS: dict[str, Callable[[str], str]] = {
-    "plain": str,
-    "quoted": quote,
-    "quoted fully": lambda v: quote(v, safe=""),
-    "quoted for a form": quote_plus,
-    "quoted in lower case": lambda v: "".join(
-        c if c.isalnum() else quote(c, safe="").lower() for c in v
-    ),
-    "quoted twice": lambda v: quote(quote(v, safe=""), safe=""),
-    "json": lambda v: json.dumps(v)[1:-1],
-    "json, not ascii": lambda v: json.dumps(v, ensure_ascii=False)[1:-1],
-    "json with escaped slashes": lambda v: json.dumps(v)[1:-1].replace("/", "\\/"),
-    "json in json": lambda v: json.dumps(json.dumps(v)[1:-1])[1:-1],
-    "repr": lambda v: repr(v)[1:-1],
-    "repr of bytes": lambda v: repr(v.encode())[2:-1],
-    "html": html.escape,
-    "html, decimal": lambda v: "".join(
-        c if c.isalnum() and c.isascii() else f"&#{ord(c)};" for c in v
-    ),
-    "html, hexadecimal": lambda v: "".join(
-        c if c.isalnum() and c.isascii() else f"&#x{ord(c):X};" for c in v
-    ),
-    "utf-8 read as latin-1": lambda v: v.encode().decode("latin-1"),
-    "every letter percent-encoded": lambda v: "".join(f"%{byte:02X}" for byte in v.encode()),
-    "every letter percent-encoded twice": lambda v: "".join(
-        f"%25{byte:02x}" for byte in v.encode()
-    ),
-    "every letter a JSON escape": lambda v: "".join(f"\\u{unit:04x}" for unit in units(v)),
-    "every letter an entity": lambda v: "".join(f"&#{ord(char)};" for char in v),
-    "every letter a hexadecimal entity": lambda v: "".join(f"&#x{ord(char):x};" for char in v),
-    "html in json in a query": lambda v: quote(json.dumps(html.escape(v))[1:-1], safe=""),
-    "hex": lambda v: v.encode().hex(),
-    "HEX": lambda v: v.encode().hex().upper(),
-    "hex with colons": lambda v: v.encode().hex(":"),
-    "base64": lambda v: b64encode(v.encode()).decode(),
-    "base64, second offset": lambda v: b64encode(b"x" + v.encode() + b"!").decode(),
-    "base64, third offset": lambda v: b64encode(b"me" + v.encode() + b"!?").decode(),
-    "base64 for urls": lambda v: urlsafe_b64encode(v.encode()).decode(),
-    "base64 in a url": lambda v: quote(b64encode(v.encode()).decode(), safe=""),
-    "base64 in lines": lambda v: "\r\n".join(lines(b64encode(v.encode()).decode(), 6)),
-    "base64 in lines, in json": lambda v: json.dumps(
-        "\n".join(lines(b64encode(v.encode()).decode(), 6))
-    )[1:-1],
-    "base64 as MIME has it": lambda v: base64.encodebytes(v.encode()).decode().rstrip("\n"),
-}
 
 
 def units(text: str) -> list[int]:
@@ -89,8 +44,68 @@ def units(text: str) -> list[int]:
     return [int.from_bytes(raw[at : at + 2]) for at in range(0, len(raw), 2)]
 
 
-def lines(text: str, width: int) -> list[str]:
+def lines(text: str, width: int = 6) -> list[str]:
     return [text[at : at + width] for at in range(0, len(text), width)]
+
+
+def each(
+    form: Callable[[str], str], *, but: Callable[[str], bool] = lambda char: False
+) -> Encoding:
+    """Each letter in a form of its own, but for some."""
+    return lambda value: "".join(char if but(char) else form(char) for char in value)
+
+
+def is_plain(char: str) -> bool:
+    return char.isalnum() and char.isascii()
+
+
+def folded(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+def fully(text: str) -> str:
+    return quote(text, safe="")
+
+
+def in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+ENCODINGS: dict[str, Encoding] = {
+    "plain": str,
+    "quoted": quote,
+    "quoted fully": fully,
+    "quoted for a form": quote_plus,
+    "quoted in lower case": each(lambda c: fully(c).lower(), but=str.isalnum),
+    "quoted twice": lambda v: fully(fully(v)),
+    "json": in_json,
+    "json, not ascii": lambda v: json.dumps(v, ensure_ascii=False)[1:-1],
+    "json with escaped slashes": lambda v: in_json(v).replace("/", "\\/"),
+    "json in json": lambda v: in_json(in_json(v)),
+    "repr": lambda v: repr(v)[1:-1],
+    "repr of bytes": lambda v: repr(v.encode())[2:-1],
+    "html": html.escape,
+    "html, decimal": each(lambda c: f"&#{ord(c)};", but=is_plain),
+    "html, hexadecimal": each(lambda c: f"&#x{ord(c):X};", but=is_plain),
+    "utf-8 read as latin-1": lambda v: v.encode().decode("latin-1"),
+    "every letter percent-encoded": lambda v: "".join(f"%{byte:02X}" for byte in v.encode()),
+    "every letter percent-encoded twice": lambda v: "".join(f"%25{b:02x}" for b in v.encode()),
+    "every letter a JSON escape": lambda v: "".join(f"\\u{unit:04x}" for unit in units(v)),
+    "every letter an entity": each(lambda c: f"&#{ord(c)};"),
+    "every letter a hexadecimal entity": each(lambda c: f"&#x{ord(c):x};"),
+    "html in json in a query": lambda v: fully(in_json(html.escape(v))),
+    "hex": lambda v: v.encode().hex(),
+    "HEX": lambda v: v.encode().hex().upper(),
+    "hex with colons": lambda v: v.encode().hex(":"),
+    "base64": folded,
+    "base64, second offset": lambda v: folded(f"x{v}!"),
+    "base64, third offset": lambda v: folded(f"me{v}!?"),
+    "base64 for urls": lambda v: urlsafe_b64encode(v.encode()).decode(),
+    "base64 in a url": lambda v: fully(folded(v)),
+    "base64 in lines": lambda v: "\r\n".join(lines(folded(v))),
+    "base64 in lines, in json": lambda v: in_json("\n".join(lines(folded(v)))),
+    "base64 as MIME has it": lambda v: base64.encodebytes(v.encode()).decode().rstrip("\n"),
+}
 
 
 # --- The judge

@@ -140,18 +140,6 @@ def test_a_key_is_shown_escaped_and_short() -> None:
     assert len(caught.value.field) < 80
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"$secret": "STRIPE"}, {"$secret": "NO SUCH"}, {"$secret": 5}, {"$secret": None}, {"$secret": "STRIPE", "x": 1},
-        {"$$secret": "STRIPE"}, {"$secret": {"$secret": "STRIPE"}}, [{"$$$secret": ["$secret"]}],
-    ],
-)  # fmt: skip
-def test_data_that_looks_like_a_secrets_name_is_kept_beside_secrets(data: Any) -> None:
-    for value in (data, [{"a": data}], {"a": Secret("STRIPE"), "b": data}):
-        assert checked(http(json=value))["params"]["json"] == value
-
-
 def test_a_secret_is_checked_again_once_it_is_resolved() -> None:
     checked({"method": "get", "params": {"url": Secret("STRIPE")}}, allowed_hosts=())
     with pytest.raises(InvalidCall, match="line break"):
