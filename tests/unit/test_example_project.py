@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from kombu import Connection, Queue
 
 from example_project import servers
@@ -13,23 +12,6 @@ from tests.celery_app import app
 # Importing the example project made its Celery application the current one.
 app.set_current()
 app.set_default()
-
-
-def test_its_servers_are_named_by_urls() -> None:
-    read = servers.database("postgresql://shop:p%40ss@db.example:5433/orders")
-    assert read["ENGINE"] == "django.db.backends.postgresql"
-    assert (read["USER"], read["PASSWORD"]) == ("shop", "p@ss")
-    assert (read["HOST"], read["PORT"], read["NAME"]) == ("db.example", 5433, "orders")
-    read = servers.database("sqlite:////var/lib/shop.sqlite3")
-    assert read["NAME"] == "/var/lib/shop.sqlite3"
-    assert read["OPTIONS"]["transaction_mode"] == "IMMEDIATE"
-    with pytest.raises(ValueError, match="DATABASE_URL begins with 'oracle'"):
-        servers.database("oracle://db.example/orders")
-    redis, rabbitmq = "redis://mq.example:6379/1", "amqp://shop:secret@mq.example:5672//"
-    assert servers.broker(redis) == {"CELERY_BROKER_URL": redis}
-    read = servers.broker(rabbitmq)
-    assert read["CELERY_BROKER_URL"] == rabbitmq
-    assert read["CELERY_BROKER_TRANSPORT_OPTIONS"] == {"confirm_publish": True}
 
 
 def test_a_folder_as_broker_keeps_its_files_in_it_and_no_message_is_seen_in_part(

@@ -133,17 +133,12 @@ def at_every_moment(
     prepare: Callable[[], Any],
     work: Callable[[Any], Any],
     judge: Callable[[Any, str], None],
-    *,
-    is_of_each: bool = True,
 ) -> int:
-    """Prepare, work and judge with a cut at the first moment of the work, the second, and so on;
-    how many there are.
-
-    In `make test`, where a test is made of each of the deeds, every third moment has one of them,
-    in turn.
+    """Prepare, work and judge with a cut at each moment of the work; how many there are. In `make
+    test`, where each of the deeds has a test, every third moment has one of them, in turn.
     """
     all_deeds, number, step = deeds(), 1, 1
-    if is_of_each and deed in all_deeds and not os.environ.get(AT_LENGTH):
+    if deed in all_deeds and not os.environ.get(AT_LENGTH):
         number, step = 1 + 3 * all_deeds.index(deed), 3 * len(all_deeds)
     most = 0
     while True:

@@ -136,8 +136,7 @@ def test_special_addresses_are_refused_with_the_reason(why: str) -> None:
      "2606:4700::1111", "2a00:1450::1", "64:ff9b::808:808", "::ffff:8.8.8.8", "2a00::5efe:808:808", "2003::1"],
 )  # fmt: skip
 def test_public_addresses_may_be_called(address: str) -> None:
-    assert refusal(address) is None
-    assert refusal(ip_address(address)) is None
+    assert refusal(address) is refusal(ip_address(address)) is None
 
 
 @given(st.integers(0, 2**32 - 1).map(IPv4Address))
@@ -225,14 +224,9 @@ def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(
         assert addresses.place_refusal(addresses.place_of(url), (pattern,), ()) is not None
         with pytest.raises(NotAllowed, match="port"):
             check_url(url, reach)
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    ["api.example:0", "api.example:99999", "api.example:x", "https://api.example", "a b:80", ":80"],
-)
-def test_what_no_host_and_port_could_match_is_no_pattern(pattern: str) -> None:
-    assert not is_place_pattern(pattern)
+    for port in ("0", "99999", "x"):
+        assert not is_place_pattern(f"api.example:{port}")
+    assert not any(map(is_place_pattern, ("https://api.example", "a b:80", ":80")))
 
 
 PREFIXES = "fd00:: fe80:: ff02:: :: 2001:db8:: 2002:a00:1:: fec0:: 64:ff9b:1::".split()  # noqa: SIM905

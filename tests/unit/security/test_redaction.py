@@ -32,20 +32,15 @@ URL = "https://api.example.com/v1"
      "api_key", "credentials", "sessionid", "auth", "pwd", "private_key", "aws_access_key_id"],
 )  # fmt: skip
 def test_names_that_tell(name: str) -> None:
+    for other in ("Accept", "Content-Type", "X-Request-Id", "amount", "author", "keyboard", 5):
+        assert not is_telling(other)
+        assert redact_headers({other: "text/html"}) == {str(other): "text/html"}
     assert is_telling(name)
     assert redact_headers({name: PASSWORD}) == {name: REDACTED}
     assert redact_params({"json": {"a": [{name: PASSWORD}]}}) == {"json": {"a": [{name: REDACTED}]}}
     assert redact_params({"data": [[name, PASSWORD]]}) == {"data": [[name, REDACTED]]}
     assert PASSWORD not in redact_url(f"{URL}?{name}={PASSWORD}&page=2")
     assert PASSWORD not in redact_text(f'bad answer: {{"x": 1, "{name}": "{PASSWORD}", "y"')
-
-
-@pytest.mark.parametrize(
-    "name", ["Accept", "Content-Type", "X-Request-Id", "amount", "author", "keyboard", 5]
-)
-def test_names_that_do_not(name: Any) -> None:
-    assert not is_telling(name)
-    assert redact_headers({name: "text/html"}) == {str(name): "text/html"}
 
 
 @pytest.mark.parametrize(
