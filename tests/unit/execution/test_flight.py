@@ -194,6 +194,21 @@ def test_what_is_begun_already_is_made_while_the_flight_waits_for_the_database(
         assert made.wait(5)
 
 
+def test_most_threads_of_what_takes_off_are_started_once_it_is_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass hands over in its transaction, with the rules' rows locked."""
+    goes = threading.Event()
+    monkeypatch.setattr(flight.telemetry, "traced", lambda make: lambda job: goes.wait(20))
+    one = flight.Flight("default", lambda: 100)
+    monkeypatch.setattr(one, "_connected", lambda work: work())
+    clear = one.take_off([_job(number, "slow") for number in range(50)])
+    assert len(one.crew.threads) == flight.AHEAD
+    clear(True)
+    wait_until(lambda: len(one.crew.threads) == 50, 20)
+    goes.set()
+
+
 def test_what_ends_while_the_flight_falls_asleep_wakes_it() -> None:
     class Inbox(queue.SimpleQueue[Any]):
         def get(self, block: bool = True, timeout: float | None = None) -> Any:
