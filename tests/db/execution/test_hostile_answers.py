@@ -54,7 +54,8 @@ verdicts: dict[str, Any] = {}
 
 
 def classify(answer: Any) -> Any:
-    return _said(answer.url)
+    said = _said(answer.url)
+    return said(answer) if callable(said) else said
 
 
 def handle(params: Any, context: Any) -> Any:
@@ -271,32 +272,6 @@ def test_whatever_a_hook_raises_fails_its_own_call_at_once(
     assert fresh(own).error_message.startswith(type(error).__name__)
 
 
-def test_a_hook_that_breaks_the_answer_it_was_shown_harms_its_own_call(
-    rules: Rules, remote: Vendor
-) -> None:
-    broken: list[dict[str, Any]] = [
-        {},
-        {"headers": 5},
-        {"_content": "text"},
-        {"status_code": "many"},
-        {"encoding": 8, "headers": {5: HALF}},
-        {},
-    ]
-
-    def breaking(answer: Any) -> None:
-        for name, value in broken[int(answer.url[1:])].items():
-            setattr(answer, name, value)
-
-    rules(r=Rule(classify=breaking))
-    for number in range(6):
-        remote.answers[f"/{number}"] = answered(f"/{number}", body=b"ok")
-    calls = [send("r", f"/{number}") for number in range(6)]
-    as_one_message()
-    assert all(call.attempts.get().finished_at for call in calls)
-    assert [fresh(calls[number]).status for number in (0, 5)] == [Status.DONE] * 2
-    assert not CallQueue.objects.filter(status=Status.DISPATCHED).exists()
-
-
 class Breaking(Exception):
     """Whose words cannot be had."""
 
@@ -304,18 +279,34 @@ class Breaking(Exception):
         raise SystemExit
 
 
-def test_errors_without_words_and_outcomes_that_are_none_are_the_hooks_own(
+def breaks(**changed: Any) -> Callable[[Any], None]:
+    """A hook that sets these attributes of the answer that it is shown."""
+    return lambda answer: vars(answer).update(changed)
+
+
+BROKEN = [
+    {"headers": 5},
+    {"_content": "text"},
+    {"status_code": "many"},
+    {"encoding": 8, "headers": {5: HALF}},
+]
+NONSENSE = [Breaking(), RetryLater("later", float("inf")), HoldUntil(float("nan"), "x"), "done"]
+
+
+def test_hooks_that_break_an_answer_or_say_what_is_no_outcome_harm_their_own_calls(
     rules: Rules, remote: Vendor
 ) -> None:
+    said = [None, *NONSENSE, *(breaks(**changed) for changed in BROKEN), None]
     rules(r=Rule(classify=f"{NAME}.classify"))
-    nan, endless = HoldUntil(float("nan"), "x"), RetryLater("later", float("inf"))
-    for number, verdict in enumerate([Breaking(), endless, nan, "done"]):
+    for number, verdict in enumerate(said):
         verdicts[f"/{number}"] = verdict
-        remote.answers[f"/{number}"] = answered(f"/{number}")
-        send("r", f"/{number}")
+        remote.answers[f"/{number}"] = answered(f"/{number}", body=b"ok")
+    calls = [send("r", f"/{number}") for number in range(len(said))]
     as_one_message()
-    assert CallQueue.objects.done().count() == 4
-    assert CallAttempt.objects.filter(error_message__contains="classify").count() == 4
+    assert all(call.attempts.get().finished_at for call in calls)
+    assert [fresh(calls[place]).status for place in (0, 1, 2, 3, 4, -1)] == [Status.DONE] * 6
+    assert CallAttempt.objects.filter(error_message__contains="classify").count() == len(NONSENSE)
+    assert not CallQueue.objects.filter(status=Status.DISPATCHED).exists()
 
 
 def test_a_module_that_breaks_when_it_is_read_harms_its_own_rule(
