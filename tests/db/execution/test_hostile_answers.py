@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
-from django.db import DataError, IntegrityError
+from django.apps import apps
+from django.db import DataError, IntegrityError, models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ from callqueue import (
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import executor, recorder, wire
+from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
 from callqueue.texts import storable
@@ -192,6 +194,18 @@ def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor)
     send("r", "/held")
     as_one_message()
     assert Hold.objects.get().reason == "slowly \ufffd"
+
+
+def test_what_others_say_is_stored_by_fields_that_make_it_storable() -> None:
+    """Columns of a width hold names, which `send` checks, and those of JSON numbers by name."""
+    models_of_ours = apps.get_app_config("callqueue").get_models()
+    columns = [column for model in models_of_ours for column in model._meta.concrete_fields]
+    free = [column for column in columns if isinstance(column, models.TextField)]
+    said = {"error_message", "reason", "response_body", "response_headers"}
+    assert {column.name for column in free} == {*said, "call_data"}
+    for column in columns:
+        if column.name in said:
+            assert type(column) in (ToldTextField, ToldJSONField, SealedTextField), column
 
 
 # --- What a database refuses

@@ -9,6 +9,7 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -79,39 +80,36 @@ def test_no_class_shows_a_field_that_may_hold_what_is_secret() -> None:
         assert not [name for name in TELLING & inside.keys() if inside[name].is_shown], record
 
 
-class Watch:
-    """Looks, at the end of each function of ours, at what its variables' reprs tell."""
-
-    def __init__(self) -> None:
-        self.told: set[str] = set()
-        self.seen: set[str] = set()
-
-    def __enter__(self) -> Watch:
-        threading.setprofile(self.look)
-        sys.setprofile(self.look)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
-
-    def look(self, frame: FrameType, event: str, _: Any) -> None:
-        name = frame.f_globals.get("__name__", "")
-        if event != "return" or not name.startswith("callqueue."):
-            return
-        for value in list(frame.f_locals.values()):
-            kind = type(value)
-            if frame.f_code.co_name not in ("__init__", "__new__") and is_ours(kind):
-                self.seen.add(kind.__name__)
-                shown = repr(value)
-                if any(text in shown for text in (SECRET, PAYLOAD, KEY)):
-                    self.told.add(f"{kind.__module__}.{kind.__name__} in {frame.f_code.co_name}")
-
-
 def is_ours(kind: type) -> bool:
     """What has a repr of our making. An exception and a verdict are their words."""
     is_words = kind.__repr__ is object.__repr__ or issubclass(kind, (BaseException, *OUTCOMES))
     return kind.__module__.startswith("callqueue.") and not is_words
+
+
+@contextmanager
+def watched() -> Iterator[tuple[set[str], set[str]]]:
+    """What is seen at the end of each function of ours, and whose repr tells something there."""
+    seen, told = set[str](), set[str]()
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        name, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if event != "return" or not name.startswith("callqueue."):
+            return
+        for value in list(frame.f_locals.values()):
+            kind = type(value)
+            if function not in ("__init__", "__new__") and is_ours(kind):
+                seen.add(kind.__name__)
+                shown = repr(value)
+                if any(text in shown for text in (SECRET, PAYLOAD, KEY)):
+                    told.add(f"{kind.__module__}.{kind.__name__} in {function}")
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    try:
+        yield seen, told
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
 
 
 @shared_task(name="tests.told_of_a_patient")
@@ -129,10 +127,9 @@ def test_nothing_in_hand_shows_what_is_secret(
         more={"SECRETS": {"TOKEN": SECRET}, "ENCRYPTION_KEYS": [KEY]},
     )
     params = {"json": {"to": PAYLOAD}, "headers": {"Authorization": Secret("TOKEN")}}
-    echo = f"{SECRET} {PAYLOAD}".encode()
-    for path, answer in {"/": 200, "/no": (422, {"X-Echo": SECRET}, echo), "/late": 429}.items():
-        remote.answers[path] = answer
-    with Watch() as watch:
+    echo = (422, {"X-Echo": SECRET}, f"{SECRET} {PAYLOAD}".encode())
+    remote.answers = {"/": 200, "/no": echo, "/late": 429}
+    with watched() as (seen, told_by):
         for path in remote.answers:
             for rule in ("default", "hook"):
                 url = f"http://vendor.example{path}"
@@ -144,5 +141,5 @@ def test_nothing_in_hand_shows_what_is_secret(
             CallQueue.objects.send({"method": "post", "params": {"url": PAYLOAD, **params}})
         while behaviour.run():
             pass
-    assert watch.told == set()
-    assert {"Job", "Result", "Config", "CallRequest"} <= watch.seen
+    assert told_by == set()
+    assert {"Job", "Result", "Config", "CallRequest"} <= seen
