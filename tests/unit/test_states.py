@@ -1,0 +1,94 @@
+"""The table of legal moves, and who writes what moves change."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from callqueue import states
+from callqueue.conf import STATUS_NAMES
+from callqueue.states import Move
+
+PACKAGE = Path(states.__file__).parent
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "states.md"
+
+
+def test_no_move_leads_to_where_it_may_start() -> None:
+    assert not [move for move in Move if set(move.sources) & set(move.targets)]
+
+
+def test_every_state_may_be_left() -> None:
+    assert {source for move in Move for source in move.sources} == set(range(8))
+
+
+def test_what_is_final_is_left_only_by_a_requeue_or_by_what_a_hook_says() -> None:
+    leaving = {move for move in Move if set(move.sources) & set(states.FINAL)}
+    assert leaving == {Move.REQUEUE, Move.REQUEUE_AGAIN, Move.RECONCILE}
+
+
+def test_the_page_about_states_has_the_same_moves() -> None:
+    """Its table may name several states in a cell; `send` is in no row of ours."""
+    told = set()
+    for line in PAGE.read_text("utf-8").splitlines():
+        cells = [re.findall(r"`([A-Z]+)`", cell) for cell in line.split("|")[1:3]]
+        if len(cells) == 2 and all(cells):
+            told |= {(one, other) for one in cells[0] for other in cells[1]}
+    number = {name.upper(): status for name, status in STATUS_NAMES.items()}
+    assert {(number[one], number[other]) for one, other in told} == {
+        (source, target) for move in Move for source in move.sources for target in move.targets
+    }
+
+
+# By column: the modules that may write it, besides those that only show it.
+WRITERS = {
+    "status": {"transitions/verbs.py"},
+    # The end of an attempt: who made its call hands the columns to transitions.
+    "finished_at": {"transitions/verbs.py", "execution/recorder.py", "ledger/ledger_time.py"},
+    # A release gives a lease, and whoever begins gives the next.
+    "lease_until": {"dispatch/release_pass.py", "execution/claim.py", "transitions/verbs.py"},
+    # What an attempt was charged, where it costs something else; tallies forget it once they know.
+    "charged": {
+        "transitions/verbs.py",
+        "execution/recorder.py",
+        "permits/granted.py",
+        "ledger/tally_rows.py",
+    },
+}
+
+
+def test_no_other_module_writes_what_moves_change() -> None:
+    found: dict[str, set[str]] = {column: set() for column in WRITERS}
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name not in ("admin", "integrations", "migrations", "models"):
+            for node in _at_work(ast.parse(path.read_text("utf-8"))):
+                for column in WRITERS:
+                    if _writes(node, column):
+                        found[column].add(str(path.relative_to(PACKAGE)))
+    assert found == WRITERS
+
+
+def test_attempts_are_inserted_by_a_pass_alone() -> None:
+    """That is what charges a call, or a permit."""
+    made = re.compile(
+        r"insert_\w+\(\s*tables\.CallAttempt|attempts\(using\)\.(bulk_)?create|CallAttempt\(\w+="
+    )
+    found = [path for path in PACKAGE.rglob("*.py") if made.search(path.read_text("utf-8"))]
+    assert [str(path.relative_to(PACKAGE)) for path in found] == ["dispatch/release_pass.py"]
+
+
+def _at_work(tree: ast.Module) -> Iterator[ast.AST]:
+    """All nodes, but for mappings that fill in a text."""
+    texts = {id(node.right) for node in ast.walk(tree) if isinstance(node, ast.BinOp)}
+    return (node for node in ast.walk(tree) if id(node) not in texts)
+
+
+def _writes(node: ast.AST, column: str) -> bool:
+    """Whether it is an update of the column, a mapping of columns with it, or such SQL."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr == "update" and any(k.arg == column for k in node.keywords)
+    if isinstance(node, ast.Dict):
+        return any(isinstance(key, ast.Constant) and key.value == column for key in node.keys)
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_text and re.search(rf"(SET|,) {column} = ", node.value) is not None
