@@ -1,4 +1,4 @@
-"""The table of legal moves, and who writes what moves change."""
+"""Who writes what moves change."""
 
 from __future__ import annotations
 
@@ -8,37 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from callqueue import states
-from callqueue.conf import STATUS_NAMES
-from callqueue.states import Move
 
 PACKAGE = Path(states.__file__).parent
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "states.md"
-
-
-def test_no_move_leads_to_where_it_may_start() -> None:
-    assert not [move for move in Move if set(move.sources) & set(move.targets)]
-
-
-def test_every_state_may_be_left() -> None:
-    assert {source for move in Move for source in move.sources} == set(range(8))
-
-
-def test_what_is_final_is_left_only_by_a_requeue_or_by_what_a_hook_says() -> None:
-    leaving = {move for move in Move if set(move.sources) & set(states.FINAL)}
-    assert leaving == {Move.REQUEUE, Move.REQUEUE_AGAIN, Move.RECONCILE}
-
-
-def test_the_page_about_states_has_the_same_moves() -> None:
-    """Its table may name several states in a cell; `send` is in no row of ours."""
-    told = set()
-    for line in PAGE.read_text("utf-8").splitlines():
-        cells = [re.findall(r"`([A-Z]+)`", cell) for cell in line.split("|")[1:3]]
-        if len(cells) == 2 and all(cells):
-            told |= {(one, other) for one in cells[0] for other in cells[1]}
-    number = {name.upper(): status for name, status in STATUS_NAMES.items()}
-    assert {(number[one], number[other]) for one, other in told} == {
-        (source, target) for move in Move for source in move.sources for target in move.targets
-    }
 
 
 # By column: the modules that may write it, besides those that only show it.
