@@ -185,16 +185,21 @@ def test_what_flows_is_calm(rules: Rules, remote: Vendor, ask: Ask, waits_s: int
 
 
 def test_sums_that_are_behind_say_so(transactional_db: None, rules: Rules, remote: Vendor) -> None:
-    """And do not, once a dispenser has caught up with hours of silence."""
+    """And not that nothing failed, where nobody has looked; once a dispenser has caught up with hours
+    of silence, they do not.
+    """
     rules(r=Rule())
-    ask = Ask()
+    ask, nothing = Ask(), "Nothing failed and nothing was throttled in the last hour."
+    assert nothing not in ask.dashboard()
     with travel() as clock:
         send("r", 3)
         run_callqueue()
         clock.forward(5)
         run_callqueue()
+        assert nothing in ask.dashboard()
         clock.forward(minutes=40)
-        assert "counted up to" in ask.dashboard()
+        said = ask.dashboard()
+        assert "counted up to" in said and nothing not in said
         send("r", 4)
         run_callqueue()
         clock.forward(5)

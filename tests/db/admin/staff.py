@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import Permission, User
@@ -41,6 +42,14 @@ def log_in(*permissions: str, is_superuser: bool = False) -> Client:
 
 def text_of(response: Any) -> str:
     return str(response.content.decode())
+
+
+def wait(rule: str, count: int = 1, seconds: float = 0) -> None:
+    """So many calls that have been due for so long."""
+    due = timezone.now() - timedelta(seconds=seconds)
+    CallQueue.objects.bulk_create(
+        [CallQueue(rule=rule, ready=True, due_at_dt=due, call_data={}) for _ in range(count)]
+    )
 
 
 def ended(status: int, **fields: Any) -> CallQueue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,11 +13,13 @@ from django.utils import timezone
 
 from callqueue import Rule
 from callqueue.ledger import ledger_time
-from callqueue.models import CallQueue, Hold
+from callqueue.models import CallQueue
 from tests.db.admin.staff import (
     CHANGELIST,
+    DASHBOARD,
     attempt,
     ended,
+    log_in,
     page_of,
     text_of,
 )
@@ -24,26 +27,6 @@ from tests.support.behaviour import send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
-
-
-def test_the_page_of_a_call_shows_the_request_and_every_attempt_with_its_response(
-    rules: Rules, root: Client
-) -> None:
-    rules(pay=Rule())
-    call = ended(Status.FAILED, rule="pay", error_message="HTTP 500")
-    for number in (1, 2):
-        attempt(call, number, response_status=500 + number, response_body=f"body of {number}")
-    text = text_of(root.get(page_of(call)))
-    for shown in (
-        "http://vendor.example/",
-        "Attempt 1",
-        "Attempt 2",
-        "status 501",
-        "body of 2",
-        "X-Served-By",
-        "curl",
-    ):
-        assert shown in text
 
 
 def test_the_command_is_that_of_the_request_whatever_the_column_beside_it_says(
@@ -60,7 +43,7 @@ def test_the_command_is_that_of_the_request_whatever_the_column_beside_it_says(
     assert not root.get(page_of(call)).context["curl"]
 
 
-def test_what_happened_is_one_list_in_order(rules: Rules, root: Client) -> None:
+def test_the_page_shows_the_request_and_what_happened_in_order(rules: Rules, root: Client) -> None:
     rules(pay=Rule())
     call = ended(Status.FAILED, rule="pay", error_message="HTTP 500")
     now = timezone.now()
@@ -68,23 +51,23 @@ def test_what_happened_is_one_list_in_order(rules: Rules, root: Client) -> None:
         created_dt=now - timedelta(seconds=90), finished_at_dt=now + timedelta(seconds=1)
     )
     for number in (1, 2):
-        attempt(call, number, queue="egress-1", worker="w1")
-    first = call.attempts.get(number=1)
+        fields = {"response_status": 500 + number, "response_body": f"body of {number}"}
+        attempt(call, number, queue="egress-1", worker="w1", **fields)
     ledger = ledger_time.now("default")
-    first.released_at = ledger - timedelta(seconds=60)
-    first.started_at, first.sent_at = first.released_at, first.released_at
-    first.finished_at = ledger - timedelta(seconds=59)
-    first.save()
-    events = root.get(page_of(call)).context["events"]
+    begun = ledger - timedelta(seconds=60)
+    ends = ledger - timedelta(seconds=59)
+    call.attempts.filter(number=1).update(
+        released_at=begun, started_at=begun, sent_at=begun, finished_at=ends
+    )
+    page = root.get(page_of(call))
+    for shown in ("http://vendor.example/", "status 501", "body of 2", "X-Served-By", "curl"):
+        assert shown in text_of(page)
+    events = page.context["events"]
     assert [event.what for event in events] == ["created", "Attempt 1", "Attempt 2", "failed"]
     assert [event.after for event in events[:2]] == ["", "+30 s"]
     steps = events[1].attempt.steps
-    assert [what for what, _ in steps] == [
-        "released to egress-1",
-        "begun by w1",
-        "sent",
-        "answered",
-    ]
+    words = ["released to egress-1", "begun by w1", "sent", "answered"]
+    assert [what for what, _ in steps] == words
     assert steps[-1][1] == "+1.0 s"
 
 
@@ -100,11 +83,13 @@ def test_the_page_leads_to_the_rule_and_to_the_calls_of_its_key(rules: Rules, ro
     assert "?name=gone" not in text_of(root.get(page_of(call)))
 
 
-def test_a_call_that_merely_waits_is_neither_edited_nor_deleted_by_a_button(
-    rules: Rules, root: Client
-) -> None:
-    def buttons(call: CallQueue) -> set[str]:
-        shown = text_of(root.get(page_of(call)))
+def test_buttons_are_those_of_the_state_and_of_what_the_person_may_do(rules: Rules) -> None:
+    """What merely waits is neither edited nor deleted by one. That nobody can do more, whatever they
+    send, is tried at every address in tests/attacks.
+    """
+
+    def buttons(client: Client, call: CallQueue) -> set[str]:
+        shown = text_of(client.get(page_of(call)))
         pages = {
             name: reverse(f"admin:callqueue_callqueue_{name}", args=[call.pk])
             for name in ("edit", "delete")
@@ -112,26 +97,17 @@ def test_a_call_that_merely_waits_is_neither_edited_nor_deleted_by_a_button(
         acts = {name: f'value="{name}_calls"' for name in ("requeue", "cancel")}
         return {name for name, mark in {**pages, **acts}.items() if mark in shown}
 
-    assert buttons(send()) == {"cancel"}
-    assert buttons(ended(Status.FAILED)) == {"requeue", "edit", "delete"}
-    assert buttons(ended(Status.DONE)) == {"requeue", "delete"}
-
-
-def test_a_waiting_call_says_why_it_waits(rules: Rules, root: Client) -> None:
-    rules(pay=Rule())
-    call = send("pay")
-    Hold.objects.create(rule="pay", reason="the provider is down")
-    text = text_of(root.get(page_of(call)))
-    assert "Why it waits" in text
-    assert "the provider is down" in text
-
-
-def test_a_call_that_does_not_exist_leads_back_to_the_index(rules: Rules, root: Client) -> None:
-    for name in ("change", "edit"):
-        for pk in ("999999999", "x", "9" * 30):
-            assert (
-                root.get(reverse(f"admin:callqueue_callqueue_{name}", args=[pk])).status_code == 302
-            )
+    failed, root = ended(Status.FAILED), log_in(is_superuser=True)
+    assert buttons(root, send()) == {"cancel"}
+    assert buttons(root, failed) == {"requeue", "edit", "delete"}
+    assert buttons(root, ended(Status.DONE)) == {"requeue", "delete"}
+    assert "edit" in buttons(log_in("view_callqueue", "edit_call"), failed)
+    assert "edit" not in buttons(log_in("view_callqueue", "requeue_call"), failed)
+    viewer = log_in("view_callqueue")
+    for path in (reverse(CHANGELIST), page_of(failed), reverse(DASHBOARD)):
+        main = text_of(viewer.get(path)).partition('id="content-main"')[2]
+        assert not re.search(r'<form[^>]*method="post"[^>]*action="[^"]*callqueue', main)
+        assert 'name="action"' not in main
 
 
 def test_the_page_says_what_is_not_shown_of_an_answer(rules: Rules, root: Client) -> None:

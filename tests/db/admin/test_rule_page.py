@@ -19,7 +19,7 @@ from callqueue.history import errors, sums
 from callqueue.history.sums import DAY_S
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
-from tests.db.admin.staff import CHANGELIST, DASHBOARD, answer, ended, log_in, text_of
+from tests.db.admin.staff import CHANGELIST, DASHBOARD, answer, ended, log_in, text_of, wait
 from tests.support.behaviour import move_ledger
 
 Rules = Callable[..., None]
@@ -37,30 +37,21 @@ def requeue_all(client: Client, group: str, **more: str) -> Any:
     return client.post(address, {**fields, "group": group}, follow=True)
 
 
-def answered(
-    rule: str, count: int, seconds: float = 30, outcome: str = "succeeded", key: str = ""
-) -> None:
+def answered(rule: str, count: int, seconds: float = 30, outcome: str = "succeeded") -> None:
     """So many attempts a tenth of a second apart, the last of them so many seconds ago."""
     for i in range(count):
         at = ledger_time.now("default") - timedelta(seconds=seconds + i / 10)
         call = CallQueue.objects.create(
-            rule=rule, key=key, status=Status.DONE, last_attempt=1, call_data={},
+            rule=rule, status=Status.DONE, last_attempt=1, call_data={},
             due_at_dt=ledger_time.to_wall("default", at) - timedelta(seconds=2),
         )  # fmt: skip
         CallAttempt.objects.create(
-            call=call, number=1, rule=rule, key=key, released_at=at, started_at=at, sent_at=at,
+            call=call, number=1, rule=rule, released_at=at, started_at=at, sent_at=at,
             finished_at=at + timedelta(milliseconds=50), outcome=outcome,
         )  # fmt: skip
 
 
-def wait(rule: str, count: int, seconds: float = 0) -> None:
-    due = timezone.now() - timedelta(seconds=seconds)
-    CallQueue.objects.bulk_create(
-        [CallQueue(rule=rule, ready=True, due_at_dt=due, call_data={}) for _ in range(count)]
-    )
-
-
-def keep() -> None:
+def add_up() -> None:
     while sums.add_up("default"):
         pass
 
@@ -72,7 +63,7 @@ def test_what_it_sent_is_told_by_days_and_lately(rules: Rules, root: Client, set
     rules(pay=Rule())
     answered("pay", 17)
     answered("pay", 3, 1000, "throttled")
-    keep()
+    add_up()
     shown = page(root, "pay")
     told = dict(shown.context["sums"])
     assert set(told) == {"Today", "Yesterday", "Last hour", "Last 24 hours"}
@@ -87,7 +78,7 @@ def test_the_last_day_is_drawn_and_written(rules: Rules, root: Client) -> None:
     rules(pay=Rule(limits=[SlidingWindow("20/s")]))
     answered("pay", 3)
     answered("pay", 2, outcome="throttled")
-    keep()
+    add_up()
     shown = page(root, "pay").context
     for kind, height in (("done", 58.8), ("throttled", 39.2)):
         assert re.search(rf'<rect class="cq-{kind}" [^>]*height="{height}"', shown["chart"])
@@ -98,21 +89,26 @@ def test_the_last_day_is_drawn_and_written(rules: Rules, root: Client) -> None:
 def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client) -> None:
     rules(llm=Rule(limits=[Concurrency(2)]))
     answered("llm", 3)
-    wait("llm", 1)
+    wait("llm")
     for number in (1, 2):
         CallAttempt.objects.create(
             call_id=number, number=1, rule="llm", released_at=ledger_time.now("default")
         )
         (limit,) = page(root, "llm").context["limits"]
         assert bool(limit["note"]) == bool(limit["opens"]) == (number == 2)
-    assert limit["note"].startswith("used up by 2 calls in flight, which take ")
+    why = "used up by 2 calls in flight, which take "
+    assert limit["note"].startswith(why)
     assert limit["opens"] == "with an answer"
+    CallAttempt.objects.open().update(started_at=ledger_time.now("default"))
+    told = CallQueue.objects.waiting().get().forecast()
+    assert why in told.reason
+    assert told.release_at is not None
 
 
 def test_it_says_what_is_wrong_and_nothing_of_other_rules(rules: Rules, root: Client) -> None:
     rules(pay=Rule(), other=Rule())
-    wait("pay", 1)
-    wait("other", 1)
+    wait("pay")
+    wait("other")
     now = ledger_time.now("default")
     DispenserState.objects.create(
         name="a:1", digest="settings", started_at=now, seen_at=now - timedelta(minutes=5)
@@ -136,30 +132,25 @@ def test_a_name_may_be_anything(rules: Rules, root: Client) -> None:
     assert page(root, "")["Location"] == reverse(DASHBOARD)
 
 
-def test_keys_are_counted_exactly(rules: Rules, root: Client) -> None:
-    rules(chat=Rule(limits=[SlidingWindow("1/s", per="key")]))
+def test_keys_are_counted_exactly_and_held_ones_marked_however_many(
+    rules: Rules, root: Client
+) -> None:
+    rules(chat=Rule(limits=[SlidingWindow("1/s", per="key")]), held=Rule())
+    keys = ["hog"] * 30 + ["b"] * 3 + [f"k{i}" for i in range(27)]
+    names = [f"k{n:02d}" for n in range(12)]
     CallQueue.objects.bulk_create(
-        [
-            CallQueue(rule="chat", key=key, ready=True, call_data={})
-            for key in ["hog"] * 30 + ["b"] * 3 + [f"k{i}" for i in range(27)]
-        ]
+        CallQueue(rule=rule, key=key, ready=True, call_data={})
+        for rule, some in (("chat", keys), ("held", [*names, "free"]))
+        for key in some
     )
     shown = page(root, "chat")
     assert shown.context["keys"][:2] == [("hog", "30", "50 %", False), ("b", "3", "5 %", False)]
     assert shown.context["keys_count"] == "29"
     assert "in 30 seconds" in shown.context["ends"]
     assert "All but hog are done by" in text_of(shown)
-
-
-def test_a_key_that_is_held_is_marked_however_many_are(rules: Rules, root: Client) -> None:
-    rules(chat=Rule())
-    names = [f"k{n:02d}" for n in range(12)]
-    Hold.objects.bulk_create([Hold(rule="chat", per="key", value=name) for name in names])
-    CallQueue.objects.bulk_create(
-        [CallQueue(rule="chat", key=key, ready=True, call_data={}) for key in [*names, "free"]]
-    )
-    keys = {key: is_held for key, _, _, is_held in page(root, "chat").context["keys"]}
-    assert keys == {"free": False} | dict.fromkeys(names, True)
+    Hold.objects.bulk_create([Hold(rule="held", per="key", value=name) for name in names])
+    marked = {key: is_held for key, _, _, is_held in page(root, "held").context["keys"]}
+    assert marked == {"free": False} | dict.fromkeys(names, True)
 
 
 def test_a_group_of_thousands_is_requeued_as_one(rules: Rules, root: Client) -> None:
@@ -237,14 +228,13 @@ def test_the_page_costs_no_more_than_so_much_whatever_providers_say(
 
 
 def test_what_differs_from_call_to_call_is_left_out() -> None:
-    assert errors.alike("id 0123abcd-ef failed after 1.25 s for 12345") == (
-        "id … failed after … s for …"
-    )
-    assert errors.alike("a deadbeef of the letters, and 12 of 404") == (
-        "a deadbeef of the letters, and 12 of 404"
-    )
-    assert errors.alike("HTTP 422 from 127.0.0.1: 0.25 s") == "HTTP 422 from 127.0.0.1: … s"
-    assert len(errors.alike("x" * 5000)) == errors.COMPARED
+    alike = {
+        "id 0123abcd-ef failed after 1.25 s for 12345": "id … failed after … s for …",
+        "a deadbeef of the letters, and 12 of 404": "a deadbeef of the letters, and 12 of 404",
+        "HTTP 422 from 127.0.0.1: 0.25 s": "HTTP 422 from 127.0.0.1: … s",
+        "x" * 5000: "x" * errors.COMPARED,
+    }
+    assert {text: errors.alike(text) for text in alike} == alike
 
 
 def test_a_secret_is_redacted_before_its_text_is_cut(rules: Rules, root: Client) -> None:
@@ -276,8 +266,7 @@ def test_a_backlog_that_drains_more_slowly_is_not_said_to_grow(rules: Rules, roo
     wait("pay", 600)
     answered("pay", 100, seconds=1)
     shown = page(root, "pay", limit="pay#0", rate="1/s").context
-    ((_, incoming, out),) = [(one["name"], one["in"], one["out"]) for one in shown["concerned"]]
-    assert (incoming, out) == ("0", "1.7")
+    assert [(one["in"], one["out"]) for one in shown["concerned"]] == [("0", "1.7")]
     assert shown["told"] == ""
 
 
