@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,67 +18,37 @@ UNITS = sorted((DOCS / "how-to" / "systemd").iterdir())
 MANIFESTS = [DOCS / "how-to" / "kubernetes" / name for name in ("migrate.yaml", "shop.yaml")]
 
 
-def manifests() -> list[list[dict[str, Any]]]:
-    """The job, and what is applied: each with its documents."""
-    return [list(yaml.safe_load_all(file.read_text(encoding="utf-8"))) for file in MANIFESTS]
-
-
-def applied() -> list[dict[str, Any]]:
-    return manifests()[1]
-
-
-def pods(document: dict[str, Any]) -> dict[str, Any]:
-    spec = document["spec"].get("jobTemplate", document)["spec"]
-    return dict(spec["template"]["spec"])
-
-
-def test_what_is_applied_can_be_applied_again() -> None:
-    """A Job's template is immutable, and so is a Deployment's selector."""
-    assert [document["kind"] for document in applied()].count("Job") == 0
-    names = [(document["kind"], document["metadata"]["name"]) for document in applied()]
-    assert len(set(names)) == len(names) == 4
-    for document in applied():
-        if document["kind"] == "Deployment":
-            labels = document["spec"]["template"]["metadata"]["labels"]
-            assert document["spec"]["selector"]["matchLabels"] == labels
-
-
-def test_the_job_for_migrations_has_a_name_of_its_own_each_time_and_goes_away() -> None:
-    (job,) = manifests()[0]
+def test_manifests_can_be_applied_again_wait_for_migrations_and_name_commands() -> None:
+    """A Job's template is immutable, and so is a Deployment's selector: what is applied again has no
+    job, and that of the migrations has a name of its own each time, and goes away.
+    """
+    (job,), applied = (
+        list(yaml.safe_load_all(file.read_text(encoding="utf-8"))) for file in MANIFESTS
+    )
     assert (job["kind"], "name" in job["metadata"]) == ("Job", False)
     assert job["metadata"]["generateName"].endswith("-")
     assert job["spec"]["ttlSecondsAfterFinished"]
-
-
-def test_new_pods_wait_for_the_migrations_and_are_noticed_when_they_hang() -> None:
-    for document in applied():
-        if document["kind"] != "Deployment":
-            continue
-        pod = pods(document)
-        assert "migrate --check" in pod["initContainers"][0]["command"][-1]
+    names = [(document["kind"], document["metadata"]["name"]) for document in applied]
+    assert len(set(names)) == len(names) == 4
+    assert "Job" not in dict(names)
+    named = []
+    for document in (job, *applied):
+        spec = document["spec"].get("jobTemplate", document)["spec"]
+        pod = spec["template"]["spec"]
         (container,) = pod["containers"]
-        probe = container["livenessProbe"]
-        assert probe["exec"]["command"]
-        assert probe["timeoutSeconds"] < probe["periodSeconds"]
-        assert "cpu" not in container["resources"]["limits"]
-    dispenser = pods(applied()[0])["containers"][0]
-    assert dispenser["livenessProbe"]["exec"]["command"][-2:] == ["callqueue_dispenser", "--alive"]
-
-
-def test_every_command_in_the_manifests_is_there() -> None:
-    checked = 0
-    for document in [*manifests()[0], *applied()]:
-        for container in pods(document)["containers"]:
-            for command in (
-                container["command"],
-                container.get("livenessProbe", {}).get("exec", {}).get("command", []),
-            ):
-                if "manage.py" in command and command[2].startswith("callqueue_"):
-                    checked += 1
-                    assert {word for word in command if word.startswith("--")} <= options_of(
-                        command[2]
-                    )
-    assert checked == 4
+        probe = container.get("livenessProbe", {"exec": {"command": []}})
+        for command in (container["command"], probe["exec"]["command"]):
+            if "manage.py" in command and command[2].startswith("callqueue_"):
+                named.append(command[2:])
+                assert {one for one in command if one.startswith("--")} <= options_of(command[2])
+        if document["kind"] == "Deployment":
+            assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+            assert "migrate --check" in pod["initContainers"][0]["command"][-1]
+            assert probe["exec"]["command"]
+            assert probe["timeoutSeconds"] < probe["periodSeconds"]
+            assert "cpu" not in container["resources"]["limits"]
+    assert len(named) == 4
+    assert ["callqueue_dispenser", "--alive"] in named
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)

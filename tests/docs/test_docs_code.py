@@ -1,5 +1,5 @@
-"""The documentation's code: every complete block is executed, every command line and document in it
-is checked.
+"""The documentation's code: every complete block is executed, every command line, name and document in
+it is checked.
 
 A ```python block of docs/ is complete: it is executed by itself, in a namespace of its own, without
 a database. One that cannot be stands after a line `<!-- no-run -->`, and is compiled only.
@@ -9,12 +9,14 @@ tests/docs/test_tutorial.py follows the tutorial.
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import django
 import pytest
 from celery import Task
 from django.apps import apps
@@ -229,3 +231,50 @@ def test_the_drawing_of_packages_is_what_import_linter_checks() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     layers = contracts["contracts"][0]["layers"]
     assert drawn.splitlines() == [layer.replace(" : ", "  ") for layer in layers]
+
+
+# --- names: `callqueue/x/y.py`, `tests/...`, `callqueue.x.y`. A bare `name.py` is a file of the reader's
+
+PATH = re.compile(
+    r"(?<![\w./:-])((?:callqueue|tests|docs|example_project|\.ci)/[\w./-]*\w)(?:::(\w+))?"
+)
+DOTTED = re.compile(r"(?<![\w./-])callqueue(?:\.\w+)+")
+READERS_OWN = {"admin", "manage", "settings", "urls", "vendor", "append_line", "test_append_line"}
+PERMISSION = re.compile(r"callqueue\.(view|add|change|delete|requeue|edit|cancel|control)_\w+")
+CHECK = re.compile(r"callqueue\.[EW]\d+")
+WITH_NAMES = [*PROSE, *(ROOT / name for name in ("SECURITY.md", "CHANGELOG.md"))]
+
+
+@pytest.mark.parametrize("page", WITH_NAMES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_folder_and_test_that_is_named_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    wrong = [path for path, _ in PATH.findall(text) if not (ROOT / path).exists()]
+    wrong += [
+        f"{path}::{test}"
+        for path, test in PATH.findall(text)
+        if test and path not in wrong and f"def {test}(" not in (ROOT / path).read_text("utf-8")
+    ]
+    # what a span's attributes are called
+    others = set(
+        re.findall(r'"(callqueue\.[\w.]+)"', (ROOT / "callqueue/telemetry.py").read_text())
+    )
+    others |= {one.name for one in vars(tasks).values() if isinstance(one, Task)}
+    wrong += [
+        name
+        for name in DOTTED.findall(text)
+        if name not in others
+        and not (CHECK.fullmatch(name) or PERMISSION.fullmatch(name) or is_there(name))
+    ]
+    assert wrong == []
+    assert sorted(set(re.findall(r"`(\w+)\.py`", text)) - READERS_OWN) == []
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    if name.startswith("callqueue.backends.") and django.VERSION < (6, 0):
+        return True  # it needs Django's Tasks API
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True

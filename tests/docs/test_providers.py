@@ -4,6 +4,7 @@ what its section says.
 The answers are as the providers' documentation and their users show them.
 """
 
+# ruff: noqa: F811
 from __future__ import annotations
 
 import json
@@ -46,18 +47,15 @@ BUSINESS = {"x-business-use-case-usage": json.dumps({"667": [
 ]})}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_every_recipe_makes_a_sound_rule(name: str, settings: Any) -> None:
-    settings.CALLQUEUE = {"RULES": {"r": RULES[name]}}
-    assert conf.problems() == []
-    assert conf.current().rules["r"].limits
-
-
-def test_all_of_them_stand_beside_each_other(settings: Any) -> None:
+def test_every_recipe_is_a_sound_rule_beside_all_others_and_has_an_answer(settings: Any) -> None:
     named = {name.replace("_", "-"): rule for name, rule in RULES.items()}
     settings.CALLQUEUE = {"RULES": named, "ROUTER": RECIPES["github_route"]}
     assert conf.problems() == []
     assert len(named) > 35
+    assert all(conf.current().rules[name].limits for name in named)
+    # those that have no answer are refused in the same way as another rule of theirs
+    alike = {"plivo_sms", "plivo_voice", "spapi_tokens", "spapi_restrictions", "youtube_search"}
+    assert RULES.keys() - {name for name, *_ in ANSWERS} == alike | {"mine"}
 
 
 Held = tuple[str, float | None]
@@ -123,27 +121,12 @@ ANSWERS: list[tuple[str, Any, int, Mapping[str, str], Any, Held | str]] = [
 KEYS = {name: key for name, key, *_ in ANSWERS}
 
 
-def as_bytes(body: Any) -> bytes:
-    return body.encode() if isinstance(body, str) else json.dumps(body).encode()
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "status", "headers", "body", "expected"),
-    ANSWERS,
-    ids=[f"{name} {status} {number}" for number, (name, _, status, *_) in enumerate(ANSWERS)],
-)
-def test_an_answer_means_what_the_provider_says(
-    rules: Rules,  # noqa: F811
-    remote: Vendor,  # noqa: F811
-    name: str,
-    key: Any,
-    status: int,
-    headers: dict[str, str],
-    body: Any,
-    expected: Held | str,
-) -> None:
+@pytest.mark.parametrize("given", ANSWERS, ids=lambda given: f"{given[0]} {given[2]}")
+def test_an_answer_means_what_the_provider_says(rules: Rules, remote: Vendor, given: Any) -> None:
+    name, key, status, headers, body, expected = given
     rules(r=replace(RULES[name], hosts=()))
-    remote.answers["/"] = (status, headers, as_bytes(body))
+    content = body if isinstance(body, str) else json.dumps(body)
+    remote.answers["/"] = (status, headers, content.encode())
     call = send("r", key=key)
     before = timezone.now()
     run()
@@ -162,12 +145,6 @@ def test_an_answer_means_what_the_provider_says(
     assert hold.until is not None
     if seconds is not None:
         assert 0.8 * seconds < (hold.until - before).total_seconds() < seconds + 30
-
-
-def test_every_recipe_has_an_answer() -> None:
-    """Those that have none are refused in the same way as another rule of theirs."""
-    alike = {"plivo_sms", "plivo_voice", "spapi_tokens", "spapi_restrictions", "youtube_search"}
-    assert RULES.keys() - {name for name, *_ in ANSWERS} == alike | {"mine"}
 
 
 @pytest.mark.parametrize(
@@ -203,8 +180,8 @@ def test_what_a_call_cost_after_all(settle: str, body: Any, cost: dict[str, int]
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.classify])
 @pytest.mark.parametrize("status", [429, 500])
 def test_an_answer_that_no_page_describes_is_judged_as_usual(
-    rules: Rules,  # noqa: F811
-    remote: Vendor,  # noqa: F811
+    rules: Rules,
+    remote: Vendor,
     name: str,
     status: int,
 ) -> None:

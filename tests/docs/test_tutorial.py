@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -37,15 +36,10 @@ class Project:
 
     def __init__(self, folder: Path, name: str = "myshop") -> None:
         self.folder, self.port = folder, str(free_port())
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("DJANGO_", "CALLQUEUE_"))
-        }
+        ours = ("DJANGO_", "CALLQUEUE_")
         self.environment = {
-            **kept,
-            "PYTHONPATH": path,
+            **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
         }
@@ -89,17 +83,22 @@ class Project:
             while wanted not in self.run(*arguments, may_fail=bool(wanted)):
                 assert time.monotonic() < deadline, f"{line}: not {wanted}"
             return
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self.start(arguments, stack, listens="http.server" in rest)
+
+    def start(self, arguments: list[str], stack: ExitStack, *, listens: bool) -> None:
+        """A process that runs until `stack` ends. No event tells of a port that it listens to."""
+        command = [sys.executable, *arguments]
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, cwd=self.folder, env=self.environment, **streams)
         stack.callback(process.wait)
         stack.callback(process.terminate)
-        if "http.server" in rest:
-            wait_for_port(self.port, process)
+        deadline = time.monotonic() + 20
+        while listens:
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "the page's vendor does not answer"
+            with suppress(OSError), socket.create_connection(("127.0.0.1", int(self.port)), 1):
+                return
+            time.sleep(0.02)
 
     def run(self, *arguments: str, text: str = "", may_fail: bool = False) -> str:
         """What it says. What `may_fail` is asked again, and says nothing until it succeeds."""
@@ -114,57 +113,15 @@ class Project:
         return done.stdout
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
-
-
-@pytest.fixture
-def vendor(project: Project) -> Iterator[None]:
-    """The page's own vendor, listening."""
+def test_the_tutorial_s_code_does_what_the_page_says(tmp_path: Path) -> None:
+    project = Project(tmp_path)
     project.follow(python_blocks(TUTORIAL))
-    process = subprocess.Popen(
-        [sys.executable, "vendor.py"],
-        cwd=project.folder,
-        env=project.environment,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for_port(project.port, process)
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for_port(port: str, process: subprocess.Popen[bytes]) -> None:
-    """Ask until it answers; no event tells of a port that somebody else listens to."""
-    deadline = time.monotonic() + 20
-    while True:
-        assert process.poll() is None
-        assert time.monotonic() < deadline, "the page's vendor does not answer"
-        with suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), 1):
-            return
-        time.sleep(0.02)
-
-
-@pytest.mark.usefixtures("vendor")
-def test_the_tutorial_s_code_does_what_the_page_says(project: Project) -> None:
-    project.run("manage.py", "migrate", "--verbosity", "0")
     (project.folder / "session.py").write_text(project.session, encoding="utf-8")
-    project.run(
-        "manage.py",
-        "shell",
-        "--command",
-        "exec(compile(open('session.py').read(), 'session.py', 'exec'), globals())",
-    )
-
-
-def test_the_readme_s_code_is_python() -> None:
-    blocks = python_blocks(README)
-    assert blocks
-    for block in blocks:
-        compile(block, str(README), "exec")
+    session = "exec(compile(open('session.py').read(), 'session.py', 'exec'), globals())"
+    with ExitStack() as stack:
+        project.start(["vendor.py"], stack, listens=True)
+        project.run("manage.py", "migrate", "--verbosity", "0")
+        project.run("manage.py", "shell", "--command", session)
 
 
 @pytest.mark.server("redis")
@@ -188,7 +145,8 @@ def test_the_readme_s_start_ends_with_a_call_that_is_done(tmp_path: Path) -> Non
                 project.obey(line, stack)
 
 
-def test_a_project_without_its_celery_application_is_warned(project: Project) -> None:
+def test_a_project_without_its_celery_application_is_warned(tmp_path: Path) -> None:
+    project = Project(tmp_path)
     with (project.folder / "myshop" / "settings.py").open("a", encoding="utf-8") as file:
         file.write('INSTALLED_APPS += ["callqueue"]\nCELERY_BROKER_URL = "amqp://mq:5672//"\n')
     done = subprocess.run(
@@ -204,7 +162,10 @@ def test_a_project_without_its_celery_application_is_warned(project: Project) ->
 
 
 @pytest.mark.parametrize("page", [README, TUTORIAL], ids=["readme", "tutorial"])
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere_and_all_code_is_python(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
+    assert python_blocks(page)
+    for block in python_blocks(page):
+        compile(block, str(page), "exec")
