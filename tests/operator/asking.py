@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -169,14 +169,6 @@ class Ask:
         for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', inside):
             fields.setdefault(name, []).append(value)
         answer = self.client.post(to, {**fields, "confirm": "all"}, follow=True)
-        return str(answer.content.decode())
-
-    def choose(self, action: str, calls: Sequence[CallQueue], **more: Any) -> str:
-        """What the list answers to an action on these calls, as HTML."""
-        data = {"action": action, "_selected_action": [call.pk for call in calls], **more}
-        answer = self.client.post(
-            reverse("admin:callqueue_callqueue_changelist"), data, follow=True
-        )
         return str(answer.content.decode())
 
     # --- one question at all doors: when is the backlog of a rule gone

@@ -40,17 +40,6 @@ def sums(ask: Ask, rule: str) -> dict[str, int]:
     return {row[0]: number(row[1]) for row in ask.rule_tables(rule) if row[0] in wanted}
 
 
-def test_today_and_yesterday_are_calendar_days(rules: Rules, remote: Vendor, ask: Ask) -> None:
-    rules(r=Rule())
-    with travel(to=at(22)) as clock:
-        make(ask, clock, "r", 3)
-        clock.forward(hours=1)
-        make(ask, clock, "r", 4)
-        clock.forward(hours=3)
-        make(ask, clock, "r", 2)
-        assert sums(ask, "r") == {"Today": 2, "Yesterday": 7, "Last hour": 2, "Last 24 hours": 9}
-
-
 def test_days_are_those_of_the_limits_own_zone(rules: Rules, remote: Vendor, ask: Ask) -> None:
     """Two hours past midnight in UTC it is still yesterday in Los Angeles."""
     rules(r=Rule(limits=[FixedWindow("100/d", timezone="America/Los_Angeles")]))
@@ -67,17 +56,23 @@ def test_days_are_those_of_the_limits_own_zone(rules: Rules, remote: Vendor, ask
 def test_a_days_quota_is_what_was_sent_today_at_every_door(
     rules: Rules, remote: Vendor, ask: Ask
 ) -> None:
-    rules(r=Rule(limits=[FixedWindow("10/d", name="quota")]))
+    """A rule that sent nothing says zero, and not that nobody knows."""
+    rules(r=Rule(limits=[FixedWindow("10/d", name="quota")]), idle=Rule())
     with travel(to=at(22)) as clock:
-        make(ask, clock, "r", 6)
-        clock.forward(hours=4)
+        make(ask, clock, "r", 3)
+        clock.forward(hours=1)
+        make(ask, clock, "r", 4)
+        clock.forward(hours=3)
         make(ask, clock, "r", 9)
         dispenser()
-        assert sums(ask, "r")["Today"] == 9
+        assert sums(ask, "r") == {"Today": 9, "Yesterday": 7, "Last hour": 9, "Last 24 hours": 16}
         assert ask.status("r")["limits"][0]["used"] == 9
         assert ask.metrics("callqueue_limit_used", "quota", "rule", "r") == 9
         for said in (ask.row("r")["Limit"], ask.rule("r")):
             assert "9 of 10" in said
+        assert set(sums(ask, "idle").values()) == {0}
+        assert "Counted up to" in ask.rule("idle")
+        assert ask.metrics("callqueue_attempts_total", "succeeded", "idle") == 0
 
 
 def test_counters_only_grow_over_hours_restarts_and_silence(
@@ -112,14 +107,3 @@ def test_the_highest_use_is_proved_by_the_audit_and_shown_by_the_page(
         assert (found["highest"], found["exceeded"]) == (5, False)
         assert 0 < found["used_share"] < 1
         assert "5 of 8" in ask.page("rule", name="r", audit="1").replace("\n", " ")
-
-
-def test_a_rule_that_sent_nothing_says_zero_and_not_unknown(
-    rules: Rules, remote: Vendor, ask: Ask
-) -> None:
-    rules(r=Rule(), other=Rule())
-    with travel() as clock:
-        make(ask, clock, "other", 1)
-        assert set(sums(ask, "r").values()) == {0}
-        assert "Counted up to" in ask.rule("r")
-        assert ask.metrics("callqueue_attempts_total", "succeeded", "r") == 0

@@ -85,31 +85,29 @@ def test_every_door_says_the_same_and_so_it_comes(
         assert found == pytest.approx(took, rel=0.1, abs=70), (door, said, took)
 
 
+@pytest.mark.parametrize(
+    ("limits", "cost", "hours"),
+    [
+        ([SlidingWindow("2/10s"), SlidingWindow("4/4h")], 0, 4),
+        ([SlidingWindow("100/s"), SlidingWindow("2000000/5h", unit="tokens")], 500_000, 5),
+    ],
+    ids=["calls", "tokens"],
+)
 def test_a_used_up_quota_is_waited_for_at_every_door(
-    rules: Rules, remote: Vendor, ask: Ask
+    rules: Rules, remote: Vendor, ask: Ask, limits: list[Any], cost: int, hours: int
 ) -> None:
     """Though the short window beside it has room, and the sums know nothing of today."""
-    rules(r=Rule(limits=[SlidingWindow("2/10s"), SlidingWindow("4/4h")]))
-    send("r", 4)
+    rules(r=Rule(limits=limits))
+    options = {"cost": {"tokens": cost}} if cost else {}
+    send("r", 4, **options)
     with travel() as clock:
         for _ in range(3):
             run()
             clock.forward(11)
-        send("r", 3)
+        send("r", 3, **options)
         run()
         dispenser()
-        assert_doors_agree(ask, "r", 4 * 3600)
-
-
-def test_a_quota_of_tokens_is_waited_for_at_every_door(
-    rules: Rules, remote: Vendor, ask: Ask
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s"), SlidingWindow("2000000/5h", unit="tokens")]))
-    send("r", 4, cost={"tokens": 500_000})
-    run()
-    send("r", 3, cost={"tokens": 500_000})
-    dispenser()
-    assert_doors_agree(ask, "r", 5 * 3600)
+        assert_doors_agree(ask, "r", hours * 3600)
 
 
 def test_calls_of_a_shared_limit_are_waited_for_at_every_door(rules: Rules, ask: Ask) -> None:
@@ -117,14 +115,20 @@ def test_calls_of_a_shared_limit_are_waited_for_at_every_door(rules: Rules, ask:
     rules(low=Rule(limits=[account]), high=Rule(limits=[account], priority=9))
     dispenser(rules=["nothing"])
     send("high", 90)
-    send("low", 20)
+    calls = send("low", 20)
     assert_doors_agree(ask, "low", 10 * 60)
+    for said in (calls[0].forecast().reason, ask.call(calls[0])):
+        assert "90 calls go before it" in said
+        assert "account" in said
+    assert "shared with high" in ask.rule("low")
 
 
 def test_calls_that_come_in_before_it_are_reckoned_with_at_every_door(
     rules: Rules, remote: Vendor, ask: Ask
 ) -> None:
-    """Half of the limit is taken by calls of a rule that goes first."""
+    """Half of the limit is taken by calls of a rule that goes first; then all of it is, and nobody
+    can name a time.
+    """
     account = SlidingWindow("4/10s", name="account")
     rules(low=Rule(limits=[account]), high=Rule(limits=[account], priority=9))
     with travel() as clock:
@@ -135,18 +139,9 @@ def test_calls_that_come_in_before_it_are_reckoned_with_at_every_door(
         dispenser(rules=["nothing"])
         # by the limit alone it would be 300
         assert_doors_agree(ask, "low", 580, rel=0.25)
-
-
-def test_where_others_take_all_of_a_limit_no_door_names_a_time(
-    rules: Rules, remote: Vendor, ask: Ask
-) -> None:
-    account = SlidingWindow("2/10s", name="account")
-    rules(low=Rule(limits=[account]), high=Rule(limits=[account], priority=9))
-    with travel() as clock:
         for _ in every(clock, 10.5, 7):
-            send("high", 4)
+            send("high", 8)
             run()
-        send("low", 12)
         assert at_every_door(ask, "low") == dict.fromkeys(DOORS)
 
 
