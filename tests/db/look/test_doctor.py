@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 from callqueue import Rule, beat_schedule, broker, database
@@ -21,6 +24,7 @@ from tests.celery_app import app
 from tests.db.commands import run
 from tests.support.behaviour import move_ledger, release, send
 from tests.support.history import ended
+from tests.support.processes import Processes
 
 Rules = Callable[..., None]
 Queues = dict[str, set[str]]
@@ -125,43 +129,27 @@ def test_a_worker_that_releases_needs_a_broker_and_no_beat(
 
 
 def test_a_queue_without_a_worker_is_named(rules: Rules, celery: Callable[..., None]) -> None:
+    """The default queue needs one once calls come to it."""
     celery(task_default_queue="standard")
+    workers = {"w@host": {"egress"}}
+    assert found("workers", workers).ok
+    send("default")
+    missing = "no worker listens on standard"
+    assert_wrong(found("workers", workers), missing, "--queues standard")
+    CallQueue.objects.all().delete()
+    rules(default=Rule())
+    assert_wrong(found("workers", workers), missing, "--queues standard")
     rules(r=Rule(queues=["egress", "other"]))
-    wrong = found("workers", {"w@host": {"egress"}})
-    assert_wrong(wrong, "no worker listens on other", "--queues other")
-    assert_wrong(
-        found("workers", NOBODY),
-        "no worker answered",
-        "--queues egress,other",
-    )
+    assert_wrong(found("workers", workers), "no worker listens on other", "--queues other")
+    assert_wrong(found("workers", NOBODY), "no worker answered", "--queues egress,other")
     two = found("workers", {"a": {"egress"}, "b": {"other"}})
     assert two.ok and two.detail == "2 workers listen on egress, other"
     one = found("workers", {"a": {"egress", "other"}})
     assert one.ok and one.detail == "1 worker listens on egress, other"
 
 
-def test_the_default_queue_needs_a_worker_once_calls_come_to_it(
-    celery: Callable[..., None], rules: Rules
-) -> None:
-    celery(task_default_queue="standard")
-    workers = {"w@host": {"egress"}}
-    assert found("workers", workers).ok
-    send("default")
-    assert_wrong(
-        found("workers", workers),
-        "no worker listens on standard",
-        "--queues standard",
-    )
-    CallQueue.objects.all().delete()
-    rules(default=Rule())
-    assert_wrong(
-        found("workers", workers),
-        "no worker listens on standard",
-        "--queues standard",
-    )
-
-
 def test_two_schedules_are_one_too_many(celery: Callable[..., None]) -> None:
+    """But where django-celery-beat's scheduler copies one into the database."""
     assert found("schedule").ok
     run("schedule")
     recovery.beat("default", "w:1", "beat")
@@ -172,11 +160,20 @@ def test_two_schedules_are_one_too_many(celery: Callable[..., None]) -> None:
         "CELERY_BEAT_SCHEDULE: callqueue.dispenser",
         "callqueue_schedule --remove",
     )
+    celery(beat_scheduler="django_celery_beat.schedulers:DatabaseScheduler")
+    assert found("schedule").ok
+    celery(beat_scheduler=app.conf.beat_scheduler)
     run("schedule", "--remove")
     assert found("schedule") == Check("schedule", True, "in CELERY_BEAT_SCHEDULE, and beat runs")
 
 
 def test_a_beat_that_is_scheduled_and_does_not_run_is_told(celery: Callable[..., None]) -> None:
+    """And so is a cleanup that nobody runs."""
+    call = ended(CallQueue.Status.DONE)
+    assert found("schedule").ok
+    CallQueue.objects.filter(pk=call.pk).update(finished_at_dt=timezone.now() - timedelta(days=12))
+    assert_wrong(found("schedule"), "for 5 days", "callqueue_cleanup")
+    call.delete()
     celery(beat_schedule=beat_schedule())
     recovery.beat("default", "d:1", "steady")
     assert_wrong(found("schedule"), "no task of beat has run", "beat`")
@@ -184,13 +181,6 @@ def test_a_beat_that_is_scheduled_and_does_not_run_is_told(celery: Callable[...,
     assert found("schedule").ok
     DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(minutes=3))
     assert_wrong(found("schedule"), "nothing deletes old calls", "beat`")
-
-
-def test_cleanup_that_nobody_runs_is_told() -> None:
-    call = ended(CallQueue.Status.DONE)
-    assert found("schedule").ok
-    CallQueue.objects.filter(pk=call.pk).update(finished_at_dt=timezone.now() - timedelta(days=12))
-    assert_wrong(found("schedule"), "for 5 days", "callqueue_cleanup")
 
 
 def test_the_queues_of_callbacks_and_of_chores_want_a_worker_too(
@@ -233,89 +223,45 @@ def test_a_package_that_the_broker_needs_is_named(
     assert "3600 s" in found("visibility timeout").detail
 
 
-def test_a_project_that_forgot_its_celery_application_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert found("settings").ok
-    monkeypatch.setattr(app, "main", "default")
-    monkeypatch.setattr(app, "set_as_current", False)
-    assert_wrong(found("settings"), "not loaded", "from .celery import app")
-
-
-def test_a_schedule_that_the_database_scheduler_copied_is_one(celery: Callable[..., None]) -> None:
-    run("schedule")
-    recovery.beat("default", "w:1", "beat")
-    celery(
-        beat_schedule=beat_schedule(),
-        beat_scheduler="django_celery_beat.schedulers:DatabaseScheduler",
-    )
-    assert found("schedule").ok
-
-
-def test_a_broker_that_is_away_is_told_within_seconds(celery: Callable[..., None]) -> None:
-    celery(broker_url="amqp://guest@127.0.0.1:1//")
-    assert_wrong(found("broker"), "refused", "start the broker")
-
-
-def test_redis_must_not_repeat_what_is_still_at_work(
-    celery: Callable[..., None], rules: Rules
-) -> None:
-    celery(broker_url="redis://127.0.0.1:1", broker_transport_options={"visibility_timeout": 100})
-    assert_wrong(
-        found("visibility timeout"),
-        "again after 100 s, and an attempt may take 390 s",
-        '"visibility_timeout": 450',
-    )
-    celery(broker_transport_options={"visibility_timeout": 450})
-    assert found("visibility timeout").ok
-
-
-def test_clocks_that_disagree_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_that_disagree_and_a_standby_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("clock").ok
     monkeypatch.setattr(database, "clock", lambda using: timezone.now() + timedelta(seconds=30))
     assert_wrong(found("clock"), "30.0 s ahead of this host's", "NTP")
-
-
-def test_calls_under_a_rule_that_is_gone_are_told(rules: Rules) -> None:
-    send("r")
-    assert found("calls").ok
-    rules(other=Rule())
-    assert_wrong(found("calls"), "'r'", "put the rule back")
-
-
-def test_a_standby_is_no_place_to_dispense_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "is_standby", lambda using: True)
     assert_wrong(found("database"), "standby", "primary")
 
 
-def test_a_ledger_from_the_future_is_told() -> None:
-    send("r")
-    release()
-    CallAttempt.objects.update(released_at=ledger_time.now("default") + timedelta(minutes=5))
-    DispenserState.objects.update(seen_at=ledger_time.now("default") + timedelta(minutes=5))
-    assert_wrong(found("ledger"), "from the future", "one full window")
-
-
-@pytest.mark.parametrize("set_by", [3600, -3600])
-def test_a_clock_that_was_set_long_ago_makes_no_ledger_from_the_future(set_by: int) -> None:
+@pytest.mark.parametrize("set_by", [3600, 0, -3600])
+def test_a_ledger_from_the_future_is_told_and_a_clock_that_was_set_long_ago_makes_none(
+    set_by: int,
+) -> None:
+    """Rules that a dispenser held after a restore are a sign for an hour."""
     move_ledger(set_by)
     recovery.beat("default", "d:1", "steady", digest="one")
     send("r")
     release()
     assert found("ledger").ok
-    DispenserState.objects.update(seen_at=ledger_time.now("default") + timedelta(minutes=5))
+    until = ledger_time.now("default") - timedelta(minutes=30)
+    hold = Hold.objects.create(rule="r", per="rule", until=until, source="restored")
+    assert_wrong(found("ledger"), "held 1 rules", "one full window")
+    hold.until -= timedelta(hours=1)
+    hold.save()
+    assert found("ledger").ok
+    ahead = ledger_time.now("default") + timedelta(minutes=5)
+    DispenserState.objects.update(seen_at=ahead)
+    assert_wrong(found("ledger"), "from the future", "one full window")
+    DispenserState.objects.all().delete()
+    assert found("ledger").ok
+    CallAttempt.objects.update(released_at=ahead)
     assert_wrong(found("ledger"), "from the future", "one full window")
 
 
 def test_missing_migrations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from django.db.migrations.recorder import MigrationRecorder
+    def applied(self: Any) -> Any:
+        return {node: row for node, row in whole(self).items() if node[0] != "callqueue"}
 
     whole = MigrationRecorder.applied_migrations
-    monkeypatch.setattr(
-        MigrationRecorder,
-        "applied_migrations",
-        lambda self: {node: row for node, row in whole(self).items() if node[0] != "callqueue"},
-    )
+    monkeypatch.setattr(MigrationRecorder, "applied_migrations", applied)
     assert_wrong(found("migrations"), "0001_initial", "migrate callqueue")
 
 
@@ -329,69 +275,70 @@ def test_a_check_that_fails_is_a_finding_and_not_the_end(monkeypatch: pytest.Mon
     assert checks["calls"].ok
 
 
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("redis://127.0.0.1:6379/5", "redis://127.0.0.1:6379/5"),
-        ("redis://:hidden@mq:6379/5?ssl=1", "redis://mq:6379/5"),
-        ("amqp://shop:hidden@mq:5672/vhost", "amqp://mq:5672/vhost"),
-        ("amqp://a:hidden@one//;amqp://b:hidden@two//", "amqp://one//;amqp://two//"),
-    ],
-)
-def test_a_broker_s_address_has_no_user_and_no_password(
-    celery: Callable[..., None], url: str, place: str
+ADDRESSES = {
+    "redis://127.0.0.1:6379/5": "redis://127.0.0.1:6379/5",
+    "redis://:hidden@mq:6379/5?ssl=1": "redis://mq:6379/5",
+    "amqp://shop:hidden@mq:5672/vhost": "amqp://mq:5672/vhost",
+    "amqp://a:hidden@one//;amqp://b:hidden@two//": "amqp://one//;amqp://two//",
+}
+
+
+def test_a_dispenser_that_publishes_elsewhere_is_named_without_user_and_password(
+    celery: Callable[..., None],
 ) -> None:
-    celery(broker_url=url, broker_write_url=url)
-    assert broker.address(app) == place
-
-
-def test_a_dispenser_that_publishes_elsewhere_is_named(celery: Callable[..., None]) -> None:
-    celery(broker_url="redis://:hidden@127.0.0.1:1/5")
+    for url, place in ADDRESSES.items():
+        celery(broker_url=url, broker_write_url=url)
+        assert broker.address(app) == place
+    celery(broker_url="redis://:hidden@127.0.0.1:1/5", broker_write_url=None)
     Dispenser(name="host:1").run_once()
     assert found("one broker", NOBODY).ok
     celery(broker_url="redis://127.0.0.1:1/6")
-    wrong = found("one broker", NOBODY)
-    assert_wrong(
-        wrong, "host:1 publishes to redis://127.0.0.1:1/5; here it is", "one CELERY_BROKER_URL"
-    )
+    wrong = "host:1 publishes to redis://127.0.0.1:1/5; here it is"
+    assert_wrong(found("one broker", NOBODY), wrong, "one CELERY_BROKER_URL")
     DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(minutes=3))
     assert found("one broker", NOBODY).ok
 
 
 def test_what_the_system_checks_say_is_told_and_only_errors_are_wrong(
-    rules: Rules, settings: Any
+    rules: Rules, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And so is a project that forgot its Celery application."""
     assert found("settings").detail.startswith("2 rules; ")
     rules(r=Rule(hosts=["api.example.com"]), s=Rule(hosts=["api.example.com"]))
     assert found("settings").ok
     assert "RULES['r'] has it too" in found("settings").detail
     settings.SILENCED_SYSTEM_CHECKS = ["callqueue.W004"]
     assert "RULES['r'] has it too" not in found("settings").detail
+    with monkeypatch.context() as forgotten:
+        forgotten.setattr(app, "main", "default")
+        forgotten.setattr(app, "set_as_current", False)
+        assert_wrong(found("settings"), "not loaded", "from .celery import app")
     settings.CALLQUEUE = {"RULS": {}}
     assert_wrong(found("settings"), "did you mean 'RULES'", "correct the settings")
 
 
-def test_rules_that_a_dispenser_held_after_a_restore_are_a_sign_for_an_hour() -> None:
-    until = ledger_time.now("default") - timedelta(minutes=30)
-    hold = Hold.objects.create(rule="r", per="rule", until=until, source="restored")
-    assert_wrong(found("ledger"), "held 1 rules", "one full window")
-    hold.until -= timedelta(hours=1)
-    hold.save()
-    assert found("ledger").ok
-
-
-def test_a_broker_that_may_drop_messages_is_told(celery: Callable[..., None]) -> None:
+def test_a_broker_that_is_away_or_may_drop_or_repeat_messages_is_told(
+    celery: Callable[..., None],
+) -> None:
     celery(broker_url="amqp://guest@127.0.0.1:1//", broker_transport_options={})
+    assert_wrong(found("broker"), "refused", "start the broker")
     assert_wrong(found("settings"), "may drop a message", '{"confirm_publish": True}')
     celery(broker_transport_options={"confirm_publish": True})
     assert found("settings").ok
-    celery(broker_url="redis://127.0.0.1:1", broker_transport_options={})
+    celery(broker_url="redis://127.0.0.1:1", broker_transport_options={"visibility_timeout": 100})
     assert found("settings").ok
+    wrong = "again after 100 s, and an attempt may take 390 s"
+    assert_wrong(found("visibility timeout"), wrong, '"visibility_timeout": 450')
+    celery(broker_transport_options={"visibility_timeout": 450})
+    assert found("visibility timeout").ok
 
 
-def test_calls_that_no_worker_begins_are_told() -> None:
+def test_calls_that_no_worker_begins_or_whose_rule_is_gone_are_told(rules: Rules) -> None:
     for _ in range(3):
         send("r")
+    rules(other=Rule())
+    assert_wrong(found("calls"), "'r'", "put the rule back")
+    rules(r=Rule(queues="egress"))
     release()
     assert found("calls").ok
     CallAttempt.objects.update(released_at=ledger_time.now("default") - timedelta(seconds=11))
@@ -413,3 +360,49 @@ def test_the_workers_are_asked_for_their_queues(monkeypatch: pytest.MonkeyPatch)
     assert Facts("default").queues == {"w@here": {"egress", "other"}}
     monkeypatch.setattr(Inspect, "active_queues", lambda self: 1 / 0)
     assert Facts("default").queues == {}
+
+
+def test_json_has_a_remedy_for_everything_that_is_wrong_and_people_get_a_line_for_each(
+    settings: Any,
+) -> None:
+    """What depends on wrong settings is left out."""
+    ran = run("doctor", "--json")
+    assert ran.code == 1
+    document = ran.document
+    assert document["ok"] is False
+    assert all(set(check) == {"name", "ok", "detail", "todo"} for check in document["checks"])
+    assert all(bool(check["todo"]) != check["ok"] for check in document["checks"])
+    well = {check["name"] for check in document["checks"] if check["ok"]}
+    assert well >= {"settings", "database", "migrations", "clock"}
+    assert not well & {"dispenser", "workers"}
+    said = run("doctor")
+    assert "dispenser: no dispenser has ever run" in said.out
+    assert "do: run `manage.py callqueue_run`" in said.out
+    assert "checks found something" in said.error
+    settings.CALLQUEUE = {"RULS": {}}
+    first, *others = run("doctor", "--json").document["checks"]
+    assert (first["name"], first["ok"]) == ("settings", False)
+    assert [one["name"] for one in others] == ["broker"]
+    assert "did you mean 'RULES'" in first["detail"]
+
+
+def test_a_real_worker_and_a_real_dispenser_are_found(
+    processes: Processes, configure: Callable[[str], None]
+) -> None:
+    queue = processes.broker.queue("one")
+    configure(f"""
+CALLQUEUE = {{"RULES": {{"r": Rule(queues={queue!r})}}}}
+CELERY_BROKER_TRANSPORT_OPTIONS = {{"confirm_publish": True}}
+""")
+    processes.worker("one")
+    dispenser = processes.dispenser()
+    dispenser.wait_for_log("dispensing")
+    deadline = time.monotonic() + 60
+    while True:  # a busy machine may keep a worker from answering in time
+        document = json.loads(processes.manage("callqueue_doctor", "--json").stdout)
+        wrong = [check for check in document["checks"] if not check["ok"]]
+        if not wrong or time.monotonic() > deadline:
+            break
+    assert not wrong
+    workers = next(check for check in document["checks"] if check["name"] == "workers")
+    assert queue in workers["detail"]

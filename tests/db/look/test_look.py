@@ -13,10 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
+from callqueue.execution import claim
 from callqueue.ledger import account, ledger_time, ready_calls, settings, tallies, tally_rows
 from callqueue.limits.budgets import bind
+from callqueue.limits.kinds import Limit
 from callqueue.look import LimitLook, RuleLook, limits, look
-from callqueue.management.commands.callqueue_status import as_json
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, run, send
@@ -27,24 +28,6 @@ CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 
 def of(name: str) -> RuleLook:
     return look("default").rule(name)
-
-
-def told(name: str) -> Any:
-    """What `callqueue_status --json` says of a rule."""
-    return as_json(look("default"))["rules"][name]
-
-
-def test_a_rule_without_calls_has_nothing_to_tell(rules: Rules) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("10/h")]))
-    limit = {
-        "name": "SlidingWindow 10/h", "per": "rule", "rate": "10/h", "used": 0, "free": 10,
-        "opens_at": None, "note": "",
-    }  # fmt: skip
-    assert told("pay") == {
-        "state": "ok", "waiting": 0, "in_flight": 0, "oldest_due_s": None, "drain_s": 0.0,
-        "rate_per_s": 0.0, "incoming_per_s": 0.0, "hold": None, "holds": [], "keys_held": 0,
-        "limits": [limit],
-    }  # fmt: skip
 
 
 def test_the_oldest_due_is_found_in_whatever_priority(rules: Rules) -> None:
@@ -91,14 +74,6 @@ def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
     assert of("pay").seconds() == pytest.approx(180, abs=1), (
         "they went no faster, though they waited"
     )
-
-
-def test_looking_changes_nothing(rules: Rules) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("100/h")]))
-    send("pay")
-    before = list(CallQueue.objects.values()), list(CallAttempt.objects.values())
-    look("default"), told("pay")
-    assert (list(CallQueue.objects.values()), list(CallAttempt.objects.values())) == before
 
 
 def test_the_fullest_key_is_found_behind_those_that_have_left(
@@ -258,3 +233,55 @@ def test_of_many_keys_few_rows_are_read(rules: Rules) -> None:
         look("default")
     if connection.vendor != "sqlite":  # which does not say how many
         assert max(read) < 20
+
+
+# --- where answers are slow
+
+
+def answered(count: int, seconds: float, *, is_stamped: bool = True) -> None:
+    """So many attempts of the rule were answered just now, each after so many seconds."""
+    now = ledger_time.now("default")
+    begun = now - timedelta(seconds=seconds)
+    CallAttempt.objects.bulk_create(
+        CallAttempt(
+            call_id=10_000 + i, number=1, rule="r", queue="q", released_at=begun, started_at=begun,
+            sent_at=begun if is_stamped else None, outcome=CallAttempt.Outcome.SUCCEEDED,
+            finished_at=now - timedelta(milliseconds=i),
+        )
+        for i in range(count)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_stamped", "least", "most"),
+    [
+        (SlidingWindow("10/s"), True, 18, 22),  # it ages when it was sent
+        (SlidingWindow("10/s", strict=True), True, 50, 135),
+        (SlidingWindow("10/s"), False, 50, 135),
+        (Concurrency(10), True, 50, 135),
+        (TokenBucket("10/s", burst=10), False, 50, 135),
+    ],
+    ids=["stamped", "strict", "no HTTP", "in flight", "bucket, no HTTP"],
+)
+def test_where_calls_wait_for_answers_the_drain_time_knows_how_long_those_take(
+    rules: Rules, limit: Limit, is_stamped: bool, least: float, most: float
+) -> None:
+    rules(r=Rule(limits=[limit]))
+    answered(10, 10.0, is_stamped=is_stamped)
+    CallQueue.objects.send_many([CALL] * 100, rule="r")
+    seconds = look("default").rule("r").seconds()
+    assert seconds is not None and least <= seconds <= most
+
+
+def test_a_call_that_is_out_says_where_since_when_and_until_when(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(2)], queues="q", total_timeout=60))
+    call = send("r")
+    release()
+    call.refresh_from_db()
+    reason = call.forecast().reason
+    assert reason.startswith("it was dispatched to q ")
+    assert "no worker has begun it; it is taken back in " in reason
+    claim.begin("default", list(CallAttempt.objects.values_list("pk", flat=True)))
+    reason = call.forecast().reason
+    assert reason.startswith("it is under way: a worker of q began it ")
+    assert "without an answer it is given up in " in reason

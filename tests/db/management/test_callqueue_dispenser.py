@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,62 +26,48 @@ from callqueue.models import CallQueue, DispenserState
 from tests.celery_app import app
 from tests.db.commands import run
 from tests.support.behaviour import send
+from tests.support.history import statuses
 from tests.support.processes import ROOT
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
 
 
-@pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The attempts that were given to the broker."""
-    ids: list[int] = []
+def test_once_releases_what_may_go_now_of_the_rules_named(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[int] = []
 
     def publish(using: str, messages: Any) -> bool:
-        ids.extend(pk for _, some in messages for pk in some)
+        published.extend(pk for _, some in messages for pk in some)
         return True
 
     monkeypatch.setattr(publisher, "publish", publish)
-    return ids
-
-
-def test_once_releases_what_may_go_now_of_the_rules_named(
-    rules: Rules, published: list[int]
-) -> None:
     rules(r=Rule(limits=[SlidingWindow("2/m")]), a=Rule(), b=Rule(), c=Rule())
     calls = [send(rule) for rule in ("a", "b", "c", "r", "r", "r")]
     ran = run("dispenser", "--once", "--rule", "a", "--rule", "b")
     assert (ran.code, ran.out) == (0, "released 2 calls\n")
-    assert [CallQueue.objects.get(pk=call.pk).status for call in calls[:3]] == [
-        Status.DISPATCHED,
-        Status.DISPATCHED,
-        Status.NEW,
-    ]
+    assert statuses(*calls[:3]) == [Status.DISPATCHED, Status.DISPATCHED, Status.NEW]
     assert run("dispenser", "--once").out == "released 3 calls\n"
     assert len(published) == 5
     assert DispenserState.objects.exists()
 
 
 def test_once_says_that_the_broker_is_away_and_the_call_waits_on(
-    rules: Rules, settings: Any
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At once, or in the middle."""
     rules(r=Rule())
     call = send("r")
-    with broker("amqp://guest:guest@127.0.0.1:1//"):
+    assert app.conf.task_default_queue  # reads the configuration, where nobody has yet
+    with monkeypatch.context() as patch:
+        patch.setitem(app.conf.changes, "broker_url", "amqp://guest:guest@127.0.0.1:1//")
         began = time.monotonic()
         ran = run("dispenser", "--once")
     assert time.monotonic() - began < 10
     assert ran.code == 1
     assert ran.error.startswith("the broker is away: ")
-    call.refresh_from_db()
-    assert call.status == Status.NEW
-
-
-def test_a_broker_that_refuses_in_the_middle_is_away_too(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule())
-    send("r")
+    assert statuses(call) == [Status.NEW]
 
     def refuse(using: str, messages: Any) -> None:
         raise publisher.BrokerAway("no route to host (amqp://mq:5672//)")
@@ -93,7 +78,10 @@ def test_a_broker_that_refuses_in_the_middle_is_away_too(
     assert "the broker is away: no route to host (amqp://mq:5672//)" in ran.error
 
 
-def test_a_health_check_knows_a_dispenser_of_this_host_from_others(rules: Rules) -> None:
+def test_a_health_check_knows_a_dispenser_of_this_host_from_others(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And blames none for a database that is away."""
     rules(r=Rule())
     assert run("dispenser", "--alive").code == 1
     recovery.beat("default", "elsewhere:1:ab", "steady")
@@ -110,31 +98,12 @@ def test_a_health_check_knows_a_dispenser_of_this_host_from_others(rules: Rules)
     DispenserState.objects.update(seen_at=ledger_time.now("default"), digest="")
     assert run("dispenser", "--alive").code == 1, "it has ended"
 
-
-def test_a_health_check_blames_no_dispenser_for_a_database_that_is_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     def away(*_: object) -> None:
         raise OperationalError("nobody there")
 
     monkeypatch.setattr(ledger_time, "now", away)
     checked = run("dispenser", "--alive")
     assert (checked.code, "nobody there" in checked.out) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("--once --rule strpe", "did you mean 'stripe'"),
-        ("--onec", ""),
-        *((f"--for {seconds}", "") for seconds in ("-1", "nan", "soon")),
-    ],
-)
-def test_wrong_use_is_2(rules: Rules, line: str, why: str) -> None:
-    rules(stripe=Rule())
-    ran = run("dispenser", *line.split())
-    assert ran.code == 2
-    assert why in ran.error
 
 
 @pytest.mark.django_db(transaction=True)
@@ -210,19 +179,6 @@ def without_database() -> dict[str, str]:
     }
     name = "/nowhere/at/all.sqlite3" if connection.vendor == "sqlite" else "nowhere"
     return {**os.environ, **away, "CALLQUEUE_TEST_DB_NAME": name, "PYTHONUNBUFFERED": "1"}
-
-
-@contextmanager
-def broker(url: str) -> Iterator[None]:
-    """Celery's application with another broker, for as long as this is open."""
-    assert app.conf.task_default_queue  # reads the configuration, where nobody has yet
-    before = dict(app.conf.changes)
-    app.conf.changes["broker_url"] = url
-    try:
-        yield
-    finally:
-        app.conf.changes.clear()
-        app.conf.changes.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,12 @@ def two_rules(rules: Rules) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
+        *((f"dispenser --for {seconds}", "") for seconds in ("-1", "nan", "soon")),
+        ("dispenser --once --rule othr", "did you mean 'other'"),
+        ("dispenser --onec", ""),
+        ("run --rule othr", "did you mean 'other'"),
+        ("run --for -1", ""),
+        ("requeue --status done", "--again"),
         ("requeue --status faild", "did you mean 'failed'"),
         ("requeue --status new", "'new' is not possible here; choose from"),
         ("cancel --status done", "'done' is not possible here; choose from"),
@@ -103,11 +109,6 @@ def test_the_calls_that_options_pick_are_acted_on_and_no_others(line: str) -> No
     assert statuses(waiting) == [Status.NEW]
 
 
-def test_done_calls_are_made_again_only_where_that_is_said() -> None:
-    refused = run("requeue", "--status", "done")
-    assert (refused.code, "--again" in refused.error) == (2, True)
-
-
 # --- schedule
 
 TASKS = ["callqueue.cleanup_call_queue", "callqueue.dispenser", "callqueue.recover_lost_calls"]
@@ -117,9 +118,10 @@ def ours() -> list[PeriodicTask]:
     return list(PeriodicTask.objects.filter(task__startswith="callqueue.").order_by("task"))
 
 
-def test_the_tasks_are_written_as_beat_wants_them() -> None:
+def test_tasks_are_written_as_beat_wants_them_and_again_corrected_in_place() -> None:
+    """Nor is a task that somebody disabled enabled."""
     ran = run("schedule")
-    assert ran.code == 0
+    assert (ran.code, ran.out.count(": created")) == (0, 3)
     cleanup, dispenser, recovery = ours()
     assert [cleanup.task, dispenser.task, recovery.task] == TASKS
     every = dispenser.interval
@@ -127,11 +129,6 @@ def test_the_tasks_are_written_as_beat_wants_them() -> None:
     assert recovery.interval.every == 30
     assert (cleanup.crontab.minute, cleanup.crontab.hour, cleanup.interval) == ("17", "3", None)
     assert dispenser.schedule.run_every.total_seconds() == 1.0
-
-
-def test_writing_them_again_corrects_in_place_and_changes_nothing_else() -> None:
-    """Nor is a task that somebody disabled enabled."""
-    assert run("schedule").out.count(": created") == 3
     PeriodicTask.objects.filter(task="callqueue.dispenser").update(enabled=False)
     before = [(row.pk, row.date_changed) for row in ours()]
     assert run("schedule").out.count(": unchanged") == 3
@@ -170,9 +167,6 @@ def test_a_simulation_says_what_draining_takes(rules: Rules) -> None:
     assert "the limit that binds is vendor" in run("simulate", "--rule", "r", "--calls", "200").out
     none = run("simulate", "--rule", "r", "--calls", "0", "--json").document
     assert none == {"rule": "r", "calls": 0, "seconds": 0.0, "binding_limit": None}
-
-
-def test_a_simulation_knows_changed_limits_keys_and_costs(rules: Rules) -> None:
     tokens = SlidingWindow("100/m", unit="tokens", per="key")
     rules(r=Rule(limits=[SlidingWindow("20/s", name="vendor"), tokens]))
     control.change_limit("default", "r", "vendor", "40/s")
