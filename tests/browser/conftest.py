@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+Wait = Callable[[Callable[[], Any]], Any]
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SCREENSHOTS = "CALLQUEUE_TEST_SCREENSHOTS"  # set: screenshots are written into docs/images
 FLAGS = (
@@ -41,6 +42,21 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     browser.quit()
 
 
+# as a careful site has it; Django's own style sheets draw arrows from data: URLs
+POLICY = "default-src 'self'; img-src 'self' data:"
+
+
+def with_policy(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A middleware: a strict content security policy on every page."""
+
+    def answer(request: Any) -> Any:
+        response = get_response(request)
+        response["Content-Security-Policy"] = POLICY
+        return response
+
+    return answer
+
+
 @pytest.fixture
 def site(transactional_db: None, settings: Any) -> Iterator[str]:
     """The address of a server for this test."""
@@ -48,7 +64,7 @@ def site(transactional_db: None, settings: Any) -> Iterator[str]:
     from pytest_django.live_server_helper import LiveServer
 
     cache.clear()
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.policy.middleware"]
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.conftest.with_policy"]
     server = LiveServer("127.0.0.1")
     yield server.url
     server.stop()
@@ -74,28 +90,54 @@ def browser(chromium: Any, site: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def shoot(browser: Any) -> Callable[..., None]:
-    """`shoot("name")`: the page in light and in dark, where screenshots are wanted; its upper 1,100
-    pixels.
-    """
+def wait(browser: Any) -> Wait:
+    """`wait(condition)`: until it holds, ten seconds at most; its value."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    def is_still(driver: Any) -> bool:
-        return bool(driver.execute_script("return !document.getAnimations().length"))
+    return lambda condition: WebDriverWait(browser, 10, poll_frequency=0.1).until(
+        lambda _: condition()
+    )
+
+
+@pytest.fixture
+def scene(site: str, settings: Any) -> Any:
+    """A busy afternoon. Its module needs models, so it is imported here."""
+    from tests.browser import scene
+
+    settings.CALLQUEUE = {"RULES": scene.RULES, "SECRETS": {"STRIPE": "sk_live_that_nobody_sees"}}
+    return scene
+
+
+@pytest.fixture
+def logged_in(browser: Any, site: str) -> Any:
+    """The browser with the session of a superuser."""
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    user = User.objects.create_superuser("operator", password="as safe as a test's")
+    client = Client()
+    client.force_login(user)
+    browser.get(f"{site}/static/admin/css/base.css")
+    browser.add_cookie(
+        {"name": "sessionid", "value": client.cookies["sessionid"].value, "path": "/"}
+    )
+    return browser
+
+
+@pytest.fixture
+def shoot(browser: Any) -> Callable[..., None]:
+    """`shoot("name")`: the upper 1,100 pixels of the page, where screenshots are wanted."""
+    from selenium.webdriver.support.ui import WebDriverWait
 
     def take(name: str, width: int = 1280) -> None:
         if not os.environ.get(SCREENSHOTS):
             return
-        for scheme in ("light", "dark"):
-            feature = {"name": "prefers-color-scheme", "value": scheme}
-            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-            height = browser.execute_script(
-                "return document.querySelector('#content').getBoundingClientRect().bottom + 20"
-            )
-            browser.set_window_size(width, max(500, min(1240, int(height) + 140)))
-            WebDriverWait(browser, 10).until(is_still)
-            (IMAGES / f"{name}-{scheme}.png").write_bytes(browser.get_screenshot_as_png())
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        bottom = "return document.querySelector('#content').getBoundingClientRect().bottom"
+        height = int(browser.execute_script(bottom)) + 160
+        browser.set_window_size(width, max(500, min(1240, height)))
+        is_still = "return !document.getAnimations().length"
+        WebDriverWait(browser, 10).until(lambda driver: driver.execute_script(is_still))
+        (IMAGES / f"{name}-light.png").write_bytes(browser.get_screenshot_as_png())
         browser.set_window_size(1280, 900)
 
     return take

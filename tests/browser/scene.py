@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,13 +28,8 @@ RULES = {
     "maps": Rule(limits=[FixedWindow("25000/d", timezone="America/Los_Angeles")]),
     "default": Rule(limits=[SlidingWindow("100/h")]),
 }
-SHARES = {
-    "stripe-pay": 40,
-    "stripe-read": 25,
-    "chat": 60,
-    "maps": 12,
-    "default": 1.4,
-}  # calls a minute
+# calls a minute
+SHARES = {"stripe-pay": 40, "stripe-read": 25, "chat": 60, "maps": 12, "default": 1.4}
 WAITING = {"stripe-pay": 18, "stripe-read": 240, "chat": 1300, "maps": 420}
 URLS = {
     "default": ("put", "https://warehouse.example/stock/7"),
@@ -59,48 +55,70 @@ def play() -> None:
         for rule, count in WAITING.items()
         for number in range(count)
     ]
-    chance.shuffle(waiting)
     waiting.sort(key=lambda call: call.created_dt)
-    CallQueue.objects.bulk_create(
-        [*waiting[:-25], *_shuffled(waiting[-25:] + newest, chance)], batch_size=1000
-    )
+    last = waiting[-25:] + newest
+    chance.shuffle(last)
+    CallQueue.objects.bulk_create([*waiting[:-25], *last], batch_size=1000)
     _in_flight(now)
-    _throttled(now, chance)
-    count(now)
-    Hold.objects.create(
-        rule="maps",
-        source="provider",
-        reason="429 from maps.example: Retry-After 900",
-        until=now + timedelta(minutes=11),
-    )
-
-
-def count(now: datetime) -> None:
-    """What dispensers do besides: signs of life, and sums."""
-    sums.keep("default")
-    for name in ("egress-1:71", "egress-2:64"):
-        # Ahead, so that it is as it should be for as long as a test looks.
-        seen = {
-            "started_at": now - timedelta(hours=9),
-            "seen_at": now + timedelta(minutes=5),
-            "digest": "settings",
-        }
-        DispenserState.objects.update_or_create(name=name, defaults=seen)
-
-
-def _throttled(now: datetime, chance: random.Random) -> None:
-    """What the provider of the maps refused before it was held."""
-    for _ in range(14):
+    for _ in range(14):  # what the provider of the maps refused before it was held
         at = now - timedelta(minutes=4, seconds=chance.uniform(0, 30))
         CallAttempt.objects.create(
             call_id=1, number=1, rule="maps", released_at=at, started_at=at, sent_at=at, finished_at=at,
             outcome="throttled", response_status=429, worker="egress-2/14",
         )  # fmt: skip
+    why, until = "429 from maps.example: Retry-After 900", now + timedelta(minutes=11)
+    Hold.objects.create(rule="maps", source="provider", reason=why, until=until)
+    sums.keep("default")
+    # dispensers, seen ahead, so that all is as it should be for as long as a test looks
+    seen = {"started_at": now - timedelta(hours=9), "seen_at": now + timedelta(minutes=5)}
+    for name in ("egress-1:71", "egress-2:64"):
+        DispenserState.objects.create(name=name, digest="settings", **seen)
 
 
-def _shuffled(calls: list[CallQueue], chance: random.Random) -> list[CallQueue]:
-    chance.shuffle(calls)
-    return calls
+def _key(rule: str, chance: random.Random) -> str:
+    if rule == "chat":
+        return f"T{int(chance.expovariate(0.3)) + 1:03d}"
+    return f"acct_{chance.randrange(40) + 1000}" if rule == "stripe-pay" else ""
+
+
+def _ended(rule: str, now: datetime, chance: random.Random) -> Iterator[CallQueue]:
+    for minute in range(4 if rule == "maps" else 0, 60):
+        wave = 0.65 + 0.35 * math.sin(minute / 7 + len(rule))
+        for _ in range(round(SHARES[rule] * wave * chance.uniform(0.85, 1.1))):
+            request, error = _request(rule, chance.randrange(9000)), ""
+            status, dice = Status.DONE, chance.random()
+            if dice < 0.03:
+                status, error = (
+                    Status.FAILED,
+                    f"HTTP {chance.choice((402, 500, 500))} from {request['host']}",
+                )
+            elif dice < 0.034 and rule == "stripe-pay":
+                status, error = Status.UNKNOWN, "no answer within 27 s"
+            end = now - timedelta(minutes=minute, seconds=chance.uniform(0, 60))
+            yield CallQueue(
+                **request, status=status, key=_key(rule, chance), finished_at_dt=end, last_attempt=1,
+                created_dt=end - timedelta(seconds=chance.uniform(1, 240)), error_message=error,
+                due_at_dt=end - timedelta(seconds=2),
+            )  # fmt: skip
+
+
+def _attempt(call: CallQueue, chance: random.Random) -> CallAttempt:
+    begin = call.finished_at_dt - timedelta(seconds=chance.uniform(0.1, 0.6))
+    outcome = {Status.DONE: "succeeded", Status.FAILED: "gave up"}.get(Status(call.status), "lost")
+    status = {"succeeded": 200, "gave up": 500}.get(outcome)
+    return CallAttempt(
+        call_id=call.pk, number=1, rule=call.rule, key=call.key, released_at=begin, started_at=begin, sent_at=begin,
+        finished_at=call.finished_at_dt, outcome=outcome, response_status=status, error_message=call.error_message,
+        worker=chance.choice(("egress-1/3", "egress-2/14")), response_headers={"Content-Type": "application/json"},
+        response_body='{"ok": true}',
+    )  # fmt: skip
+
+
+def _waiting(rule: str, number: int, now: datetime, chance: random.Random) -> CallQueue:
+    due = now - timedelta(seconds=chance.uniform(0, WAITING[rule] / 4))
+    times = {"due_at_dt": due, "created_dt": due}
+    fields = {"key": _key(rule, chance), "priority": RULES[rule].priority, "ready": True}
+    return CallQueue(**_request(rule, number), **fields, **times)
 
 
 def failed_payment() -> CallQueue:
@@ -149,70 +167,6 @@ def _request(rule: str, number: int) -> dict[str, Any]:
         "path": "/" + url.split("?")[0].split("/", 3)[3],
         "call_data": {"method": method, "params": params},
     }
-
-
-def _key(rule: str, chance: random.Random) -> str:
-    if rule == "chat":
-        return f"T{int(chance.expovariate(0.3)) + 1:03d}"
-    return f"acct_{chance.randrange(40) + 1000}" if rule == "stripe-pay" else ""
-
-
-def _ended(rule: str, now: datetime, chance: random.Random) -> list[CallQueue]:
-    calls = []
-    for minute in range(60):
-        wave = 0.65 + 0.35 * math.sin(minute / 7 + len(rule))
-        count = (
-            0
-            if rule == "maps" and minute < 4
-            else round(SHARES[rule] * wave * chance.uniform(0.85, 1.1))
-        )
-        for _ in range(count):
-            end = now - timedelta(minutes=minute, seconds=chance.uniform(0, 60))
-            dice = chance.random()
-            status = (
-                Status.FAILED
-                if dice < 0.03
-                else Status.UNKNOWN
-                if dice < 0.034 and rule == "stripe-pay"
-                else Status.DONE
-            )
-            calls.append(_ended_call(rule, status, end, chance))
-    return calls
-
-
-def _ended_call(rule: str, status: int, end: datetime, chance: random.Random) -> CallQueue:
-    request = _request(rule, chance.randrange(9000))
-    error = {
-        Status.FAILED: f"HTTP {chance.choice((402, 500, 500))} from {request['host']}",
-        Status.UNKNOWN: "no answer within 27 s",
-    }.get(Status(status), "")
-    return CallQueue(
-        **request, status=status, key=_key(rule, chance), finished_at_dt=end, last_attempt=1, error_message=error,
-        created_dt=end - timedelta(seconds=chance.uniform(1, 240)), due_at_dt=end - timedelta(seconds=2),
-    )  # fmt: skip
-
-
-def _attempt(call: CallQueue, chance: random.Random) -> CallAttempt:
-    assert call.finished_at_dt is not None
-    begin = call.finished_at_dt - timedelta(seconds=chance.uniform(0.1, 0.6))
-    outcome = {Status.DONE: "succeeded", Status.FAILED: "gave up"}.get(Status(call.status), "lost")
-    return CallAttempt(
-        call_id=call.pk, number=1, rule=call.rule, key=call.key, released_at=begin, started_at=begin, sent_at=begin,
-        finished_at=call.finished_at_dt, outcome=outcome, response_status={"succeeded": 200, "gave up": 500}.get(outcome),
-        error_message=call.error_message, worker=chance.choice(("egress-1/3", "egress-2/14")), response_headers={"Content-Type": "application/json"}, response_body='{"ok": true}',
-    )  # fmt: skip
-
-
-def _waiting(rule: str, number: int, now: datetime, chance: random.Random) -> CallQueue:
-    due = now - timedelta(seconds=chance.uniform(0, WAITING[rule] / 4))
-    return CallQueue(
-        **_request(rule, number),
-        key=_key(rule, chance),
-        ready=True,
-        due_at_dt=due,
-        created_dt=due,
-        priority=RULES[rule].priority,
-    )
 
 
 def _in_flight(now: datetime) -> None:

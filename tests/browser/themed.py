@@ -10,21 +10,14 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 
-from tests.browser.test_admin_in_a_browser import (
-    Wait,
-    every,
-    find,
-    logged_in,
-    press,
-    scene,
-    text,
-    wait,
-)
+from tests.browser.conftest import Wait
+from tests.browser.test_admin_in_a_browser import every, find, press, text
 
-__all__ = ["logged_in", "scene", "wait"]
 CALLS = "/admin/callqueue/callqueue/"
 THEME = django_settings.INSTALLED_APPS[0]
 RUN = {"unfold": "Run", "jazzmin": "Go"}[THEME]
+IS_THERE = """return [...document.querySelectorAll('button, input[type=submit]')].some(one =>
+    one.checkVisibility() && ((one.innerText || '').trim() || one.value || '').toLowerCase() === arguments[0])"""
 # What a person sees of a control: it is as large as a finger, and told apart from what is behind it.
 UNSEEN = """
 const solid = colour => !/rgba\\(.*, 0\\)|transparent/.test(colour);
@@ -56,14 +49,6 @@ def browser(chromium: Any, site: str) -> Iterator[Any]:
     chromium.get_log("browser")
 
 
-def shoot(browser: Any, name: str) -> None:
-    import os
-    from pathlib import Path
-
-    if folder := os.environ.get("CALLQUEUE_TEST_PICTURES"):
-        (Path(folder) / f"{THEME}-{name}.png").write_bytes(browser.get_screenshot_as_png())
-
-
 def test_calls_are_selected_and_requeued(logged_in: Any, site: str, scene: Any, wait: Wait) -> None:
     from callqueue.models import CallQueue
 
@@ -72,15 +57,13 @@ def test_calls_are_selected_and_requeued(logged_in: Any, site: str, scene: Any, 
     browser = logged_in
     browser.set_window_size(1500, 1000)
     browser.get(f"{site}{CALLS}?status__exact=4")
-    shoot(browser, "calls")
     browser.execute_script("document.querySelector('#action-toggle').click()")
     chosen = "select[name=action] option[value=requeue_calls]"
     wait(lambda: find(browser, chosen)).click()
-    wait(lambda: _is_there(browser, RUN))
+    wait(lambda: browser.execute_script(IS_THERE, RUN.lower()))
     press(browser, RUN)
     wait(lambda: every(browser, ".cq-confirm"))
     assert not browser.execute_script(UNSEEN)
-    shoot(browser, "confirm")
     press(browser, "Requeue 50 calls")
     wait(lambda: "50 calls requeued" in text(browser, "body"))
     assert CallQueue.objects.failed().count() == failed - 50
@@ -95,11 +78,9 @@ def test_a_rule_is_watched_paused_and_resumed(
     browser = logged_in
     browser.get(f"{site}{CALLS}dashboard/")
     assert browser.title.startswith("Dashboard")
-    shoot(browser, "dashboard")
     press(browser, "chat", within=".cq-rules")
     wait(lambda: every(browser, ".cq-rule-page"))
     assert not browser.execute_script(UNSEEN)
-    shoot(browser, "rule")
     press(browser, "Pause …")
     press(browser, "Yes, pause it")
     wait(lambda: every(browser, ".cq-hold"))
@@ -111,9 +92,3 @@ def test_a_rule_is_watched_paused_and_resumed(
     assert colours[0] != colours[1]
     press(browser, "Resume", within=".cq-forms")
     wait(lambda: not Hold.objects.filter(rule="chat").exists())
-
-
-def _is_there(browser: Any, label: str) -> bool:
-    script = """return [...document.querySelectorAll('button, input[type=submit]')].some(one =>
-        one.checkVisibility() && ((one.innerText || '').trim() || one.value || '').toLowerCase() === arguments[0])"""
-    return bool(browser.execute_script(script, label.lower()))
