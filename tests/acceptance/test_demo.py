@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -38,21 +37,16 @@ class Demo:
         self.mark = secrets.token_hex(8)
         self.folder, self.chart = folder, folder / "out" / "calls.svg"
         environment = {**os.environ, MARK: self.mark, "TMPDIR": str(folder)}
-        command = [
-            sys.executable,
-            "-m",
-            "example_project.demo",
-            "--chart",
-            str(self.chart),
-            *arguments,
-        ]
-        streams: dict[str, Any] = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "stdin": subprocess.DEVNULL,
-        }
+        module = ["-m", "example_project.demo", "--chart", str(self.chart)]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, start_new_session=True, **streams
+            [sys.executable, *module, *arguments],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
         )
 
     def wait_for(self, text: str) -> str:
@@ -89,7 +83,8 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_the_demo_keeps_its_promises_and_leaves_only_the_picture(folder: Path) -> None:
-    before = untracked()
+    others = ["git", "ls-files", "--others", "--exclude-standard", "example_project", "demo-out"]
+    before = subprocess.run(others, cwd=ROOT, capture_output=True, check=False).stdout
     demo = Demo(folder)
     said = demo.end()
     assert demo.process.returncode == 0, said
@@ -101,12 +96,7 @@ def test_the_demo_keeps_its_promises_and_leaves_only_the_picture(folder: Path) -
     assert ElementTree.parse(demo.chart).getroot().tag.endswith("svg")
     assert demo.processes() == []
     assert [path.name for path in folder.iterdir()] == ["out"]
-    assert untracked() == before
-
-
-def untracked() -> str:
-    command = ["git", "ls-files", "--others", "--exclude-standard", "example_project", "demo-out"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert subprocess.run(others, cwd=ROOT, capture_output=True, check=False).stdout == before
 
 
 @pytest.mark.slow
@@ -179,12 +169,6 @@ def test_the_demo_says_that_the_admin_s_port_is_in_use(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_the_highest_use_is_that_of_the_fullest_window_wherever_it_begins() -> None:
-    assert verdict.highest_use([], 1.0) == 0
-    assert verdict.highest_use([0.0, 0.9, 1.1, 1.8], 1.0) == 3
-    assert verdict.highest_use([0.0, 1.0, 2.0], 1.0) == 1
-
-
 def test_a_broken_promise_is_named() -> None:
     figures = verdict.Figures("prices", "5 a second", 6, 5, calls=109, refused=1, made_twice=2)
     told = " | ".join(verdict._broken_promises(figures))
@@ -192,11 +176,10 @@ def test_a_broken_promise_is_named() -> None:
     assert "429 to 1 calls" in told
     assert "2 calls succeeded more than once" in told
     assert "110 calls were sent, and 109 are there" in told
-
-
-def test_a_call_that_ended_otherwise_or_was_requested_more_often_is_named() -> None:
     call = verdict.Call("prices", "plain-prices-001", "failed", 1)
     assert verdict._surprises(call, 2) == [
         "plain-prices-001 is failed, not done",
         "plain-prices-001: 1 attempts are recorded, and 2 requests arrived",
     ]
+    assert verdict.highest_use([0.0, 0.9, 1.1, 1.8], 1.0) == 3
+    assert verdict.highest_use([0.0, 1.0, 2.0], 1.0) == 1

@@ -77,28 +77,25 @@ def scene(processes: Processes, vendor: Recorder, configure: Callable[[str], Non
     return Scene(processes, vendor, configure)
 
 
+# rate, n, window, jitter, latency, workers, slots, count
+DRAINS = {
+    "20/s": ("20/s", 20, 1.0, 0.05, 0.0, 2, 2, 160),
+    "20/s slow API": ("20/s", 20, 1.0, 0.05, 0.2, 2, 4, 160),
+    "100/s": ("100/s", 100, 1.0, 0.05, 0.05, 2, 4, 800),
+    "20/s small jitter, one slot": ("20/s", 20, 1.0, 0.01, 0.0, 1, 1, 160),
+    "60/10s": ("60/10s", 60, 10.0, 0.05, 0.05, 1, 2, 180),
+}
+SHORT = "20/s slow API"
+
+
 @pytest.mark.parametrize(
-    ("rate", "n", "window", "jitter", "latency", "workers", "slots", "count"),
-    [
-        pytest.param("20/s", 20, 1.0, 0.05, 0.0, 2, 2, 160, marks=ONLY_AT_LENGTH),
-        ("20/s", 20, 1.0, 0.05, 0.2, 2, 4, 160),
-        pytest.param("100/s", 100, 1.0, 0.05, 0.05, 2, 4, 800, marks=ONLY_AT_LENGTH),
-        pytest.param("20/s", 20, 1.0, 0.01, 0.0, 1, 1, 160, marks=ONLY_AT_LENGTH),
-        pytest.param("60/10s", 60, 10.0, 0.05, 0.05, 1, 2, 180, marks=ONLY_AT_LENGTH),
-    ],
-    ids=["20/s", "20/s slow API", "100/s", "20/s small jitter, one slot", "60/10s"],
+    "drain",
+    [pytest.param(name, marks=() if name == SHORT else ONLY_AT_LENGTH) for name in DRAINS],
 )
 def test_a_backlog_drains_at_the_limit_and_never_above_even_when_workers_come_late(
-    scene: Scene,
-    rate: str,
-    n: int,
-    window: float,
-    jitter: float,
-    latency: float,
-    workers: int,
-    slots: int,
-    count: int,
+    scene: Scene, drain: str
 ) -> None:
+    rate, n, window, jitter, latency, workers, slots, count = DRAINS[drain]
     scene.rule(f'Rule(queues=QUEUE, limits=[SlidingWindow("{rate}", jitter={jitter})])')
     scene.send(count, f"/delay?s={latency}" if latency else "/ok")
     dispenser = scene.processes.dispenser()

@@ -160,17 +160,6 @@ class Ask:
         answer = self.client.post(reverse("admin:callqueue_dashboard"), fields, follow=True)
         return str(answer.content.decode())
 
-    def confirm(self, asked: str) -> str:
-        """What the form of a page that asks about calls answers, sent as it stands."""
-        form = re.search(r'(?s)<form method="post" action="([^"]*)">(.*?)</form>', asked)
-        assert form, plain(asked)
-        to, inside = html.unescape(form[1]), html.unescape(form[2])
-        fields: dict[str, list[str]] = {}
-        for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', inside):
-            fields.setdefault(name, []).append(value)
-        answer = self.client.post(to, {**fields, "confirm": "all"}, follow=True)
-        return str(answer.content.decode())
-
     # --- one question at all doors: when is the backlog of a rule gone
 
     def seconds(self, door: str, rule: str, now: datetime) -> float | None:

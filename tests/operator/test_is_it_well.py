@@ -139,23 +139,6 @@ def test_one_lost_message_does_not_make_a_rule_one_without_workers(
         assert "no worker has begun it" in lost.forecast().reason
 
 
-@pytest.mark.parametrize("waits_s", [0, 5])
-def test_what_flows_is_calm(rules: Rules, remote: Vendor, ask: Ask, waits_s: int) -> None:
-    """A call that waits for this moment's slot is no reason to say anything."""
-    rules(r=Rule(limits=[SlidingWindow("2/s")]))
-    with travel() as clock:
-        for _ in range(20):
-            send("r", 2)
-            run()
-            clock.forward(1.1)
-        send("r", 4)
-        run()
-        clock.forward(waits_s)
-        dispenser(rules=["nothing"])
-        assert ask.status("r")["state"] == "ok"
-        assert ask.row("r")["State"] == "ok"
-
-
 def test_sums_that_are_behind_say_so(transactional_db: None, rules: Rules, remote: Vendor) -> None:
     """And not that nothing failed, where nobody has looked; once a dispenser has caught up with hours
     of silence, they do not.

@@ -56,24 +56,11 @@ def test_every_door_says_how_much_is_used(
     assert ask.status("r")["limits"][0]["used"] == pytest.approx(used, abs=1)
 
 
-def test_of_two_limits_the_one_that_keeps_calls_back_is_shown(
-    rules: Rules, remote: Vendor, ask: Ask
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s"), SlidingWindow("4/h"), Concurrency(50)]))
-    send("r", 9)
-    with travel() as clock:
-        run()
-        clock.forward(20)
-        dispenser()
-        assert "4/h 4 of 4" in ask.row("r")["Limit"]
-        assert "4/h is used up" in ask.dashboard()
-
-
-def test_the_long_window_is_shown_beside_a_full_short_one(
+def test_the_limit_that_keeps_calls_back_is_shown_and_a_long_one_beside_it(
     rules: Rules, remote: Vendor, ask: Ask
 ) -> None:
     """From four fifths on: of 20 a day 17 are gone, though 10 a minute is what binds now."""
-    rules(r=Rule(limits=[SlidingWindow("10/m"), FixedWindow("20/d")]))
+    rules(r=Rule(limits=[SlidingWindow("100/s"), SlidingWindow("10/m"), FixedWindow("20/d")]))
     with travel() as clock:
         send("r", 7)
         run()
@@ -84,6 +71,7 @@ def test_the_long_window_is_shown_beside_a_full_short_one(
         shown = ask.row("r")["Limit"]
     assert "10/m 10 of 10" in shown
     assert "20/d 17 of 20" in shown
+    assert "100/s" not in shown
 
 
 def test_a_changed_limit_is_marked_and_never_said_to_be_used_beyond_what_it_allows(

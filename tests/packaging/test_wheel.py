@@ -12,7 +12,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
 
@@ -112,82 +111,6 @@ def wheel() -> Iterator[zipfile.ZipFile]:
         yield opened
 
 
-@pytest.fixture
-def metadata(wheel: zipfile.ZipFile) -> Message:
-    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    return HeaderParser().parsestr(wheel.read(name).decode())
-
-
-def test_it_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files", "callqueue"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    if tracked.returncode or not tracked.stdout:
-        pytest.skip("not a checkout: nothing says which files belong to the package")
-    names = set(wheel.namelist())
-    missing = [
-        name for name in tracked.stdout.split() if (ROOT / name).exists() and name not in names
-    ]
-    assert not missing
-
-
-def test_it_holds_the_pages_that_hints_name(wheel: zipfile.ZipFile) -> None:
-    sources = "".join(
-        (ROOT / "callqueue" / name).read_text(encoding="utf-8")
-        for name in ("checks.py", "look/doctor.py")
-    )
-    pages = re.findall(r"page\('([^']+)'\)", sources)
-    assert len(pages) >= 4
-    named = [
-        *pages,
-        "how-to/monitoring/grafana-dashboard.json",
-        "how-to/systemd/shop-worker.service",
-        "how-to/kubernetes/shop.yaml",
-    ]
-    assert {f"callqueue/docs/{name}" for name in named} <= set(wheel.namelist())
-    assert not [name for name in wheel.namelist() if "docs/images" in name or "_build" in name]
-
-
-def test_translations_are_compiled(wheel: zipfile.ZipFile) -> None:
-    names = set(wheel.namelist())
-    sources = [name for name in names if name.endswith(".po")]
-    assert sources
-    assert all(name.removesuffix(".po") + ".mo" in names for name in sources)
-
-
-def test_it_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
-    tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert len(tops) == 2
-    assert tops - {"callqueue"} == {top for top in tops if top.endswith(".dist-info")}
-    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
-    assert not [
-        name
-        for name in wheel.namelist()
-        if "test_" in name or "__pycache__" in name or name.endswith(".pyc")
-    ]
-
-
-def test_it_says_what_it_is(metadata: Message) -> None:
-    assert metadata["Name"] == "django-callqueue"
-    assert metadata["Requires-Python"] == ">=3.11"
-    assert metadata["License-Expression"] == "BSD-3-Clause"
-    assert metadata["Summary"]
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata.get_payload()
-    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    needed = {
-        line.split(">")[0].strip()
-        for line in metadata.get_all("Requires-Dist", [])
-        if "extra ==" not in line
-    }
-    assert needed == {"arrow", "celery", "django", "idna", "requests", "tzdata", "urllib3"}
-
-
-def test_it_brings_the_pytest_plugin(wheel: zipfile.ZipFile) -> None:
-    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
-    assert "callqueue.testing = callqueue.testing" in wheel.read(name).decode()
-
-
 PLUGIN = """\
 plugins = mypy_django_plugin.main
 [mypy.plugins.django-stubs]
@@ -201,44 +124,82 @@ SETUPS = {
 }
 
 
-@pytest.fixture(scope="module", params=SETUPS)
-def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What mypy says of a user's module, and of one with three mistakes."""
-    folder = tmp_path_factory.mktemp("user")
-    (folder / "shop.py").write_text(USER)
-    (folder / "careless.py").write_text(USER + WRONG)
-    (folder / "shop_settings.py").write_text(
+def test_it_holds_what_the_app_needs_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    sources = "".join(
+        (ROOT / "callqueue" / name).read_text(encoding="utf-8")
+        for name in ("checks.py", "look/doctor.py")
+    )
+    pages = re.findall(r"page\('([^']+)'\)", sources)  # which hints name
+    assert len(pages) >= 4
+    deployed = (
+        "monitoring/grafana-dashboard.json",
+        "systemd/shop-worker.service",
+        "kubernetes/shop.yaml",
+    )
+    wanted = [f"callqueue/docs/{page}" for page in pages]
+    wanted += [f"callqueue/docs/how-to/{name}" for name in deployed]
+    wanted += [name.removesuffix(".po") + ".mo" for name in names if name.endswith(".po")]
+    assert [name for name in wanted if name not in names] == []
+    assert wanted[-1].endswith(".mo")
+    others = re.compile(r"test_|__pycache__|\.pyc$|docs/images|_build")
+    assert [name for name in names if others.search(name)] == []
+    tops = {name.split("/")[0] for name in names}
+    assert len(tops) == 2
+    assert tops - {"callqueue"} == {top for top in tops if top.endswith(".dist-info")}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    tracked = subprocess.run(
+        ["git", "ls-files", "callqueue"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    if tracked.returncode or not tracked.stdout:
+        pytest.skip("not a checkout: nothing says which files belong to the package")
+    assert [
+        name for name in tracked.stdout.split() if (ROOT / name).exists() and name not in names
+    ] == []
+
+
+def test_it_says_what_it_is_and_brings_the_pytest_plugin(wheel: zipfile.ZipFile) -> None:
+    read = {
+        name.rpartition("/")[2]: wheel.read(name).decode()
+        for name in wheel.namelist()
+        if name.endswith((".dist-info/METADATA", ".dist-info/entry_points.txt"))
+    }
+    assert "callqueue.testing = callqueue.testing" in read["entry_points.txt"]
+    metadata = HeaderParser().parsestr(read["METADATA"])
+    assert metadata["Name"] == "django-callqueue"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["Summary"] and metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    required = metadata.get_all("Requires-Dist", [])
+    needed = {line.split(">")[0].strip() for line in required if "extra ==" not in line}
+    assert needed == {"arrow", "celery", "django", "idna", "requests", "tzdata", "urllib3"}
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_a_typed_application_passes_mypy_strict_and_its_mistakes_are_found(
+    setup: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(USER)
+    (tmp_path / "careless.py").write_text(USER + WRONG)
+    (tmp_path / "shop_settings.py").write_text(
         'INSTALLED_APPS = ["django.contrib.contenttypes", "callqueue"]\nSECRET_KEY = "x"\n'
     )
-    (folder / "mypy.ini").write_text(
-        f"[mypy]\nstrict = True\nfollow_imports = silent\n{SETUPS[request.param]}"
+    (tmp_path / "mypy.ini").write_text(
+        f"[mypy]\nstrict = True\nfollow_imports = silent\n{SETUPS[setup]}"
     )
-    paths = f"{folder}{os.pathsep}{ROOT}"
-    environment = {
-        **os.environ,
-        "MYPYPATH": paths,
-        "PYTHONPATH": paths,
-        "MYPY_CACHE_DIR": str(folder / "cache"),
-    }
+    paths = f"{tmp_path}{os.pathsep}{ROOT}"
+    own = {"MYPYPATH": paths, "PYTHONPATH": paths, "MYPY_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {**os.environ, **own}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "shop.py", "careless.py"]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
-    return done.stdout + done.stderr
-
-
-def test_a_typed_application_passes_mypy_strict(checked: str) -> None:
-    assert "careless.py" in checked, checked  # mypy ran to its end
-    assert not [line for line in checked.splitlines() if line.startswith("shop.py")], checked
-
-
-def test_mistakes_of_an_application_are_found(checked: str) -> None:
+    said = done.stdout + done.stderr
+    assert [line for line in said.splitlines() if line.startswith("shop.py")] == []
+    wrong = re.findall(r"^careless\.py:(\d+): error:", said, re.MULTILINE)
     first = len(USER.splitlines()) + 2
-    numbers = {
-        int(line.split(":")[1])
-        for line in checked.splitlines()
-        if line.startswith("careless.py") and ": error:" in line
-    }
     mistakes = len(WRONG.strip().splitlines())
-    assert numbers == set(range(first, first + mistakes)), checked
+    assert set(map(int, wrong)) == set(range(first, first + mistakes)), said

@@ -25,28 +25,32 @@ Status = CallQueue.Status
 def test_failed_calls_are_asked_about_requeued_and_each_is_logged(
     rules: Rules, root: Client
 ) -> None:
-    """When the last is done is said for all rules together that share a limit."""
-    shared = SlidingWindow("1/h", name="account")
-    rules(high=Rule(limits=[shared], priority=5), low=Rule(limits=[shared]))
-    calls = [
-        ended(Status.FAILED, rule="high"),
-        ended(Status.CANCELLED, rule="low"),
-        ended(Status.EXPIRED, rule="low"),
-    ]
+    rules(default=Rule(limits=[SlidingWindow("1/h")]))
+    calls = [ended(Status.FAILED), ended(Status.CANCELLED), ended(Status.EXPIRED)]
     asked = ask(root, "requeue_calls", *calls)
     assert "Requeue 3 calls" in text_of(asked)
-    (said,) = asked.context["ends"]
-    assert re.search(r"done by .*, in 2 hours", said)
+    assert re.search(r"default: done by [^<]*, in 2 hours", text_of(asked))
     assert set(CallQueue.objects.values_list("status", flat=True)) == {4, 5, 6}
     assert "3 calls requeued" in text_of(do(root, "requeue_calls", *calls))
     assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.NEW}
     entries = LogEntry.objects.all()
     assert {entry.object_id for entry in entries} == {str(call.pk) for call in calls}
     assert {entry.change_message for entry in entries} >= {"Requeued. Status before: failed."}
-    other = ended(Status.FAILED)
-    CallQueue.objects.filter(pk=other.pk).update(rule="gone")
-    (said,) = ask(root, "requeue_calls", other).context["ends"]
-    assert said.startswith("gone: its rule is not in")
+
+
+def test_when_the_last_is_done_is_said_for_all_rules_together(rules: Rules, root: Client) -> None:
+    """Two rules share a limit of one a second: ten calls of each take twenty seconds."""
+    shared = SlidingWindow("1/s", name="account")
+    rules(high=Rule(limits=[shared], priority=5), low=Rule(limits=[shared]), free=Rule())
+    for rule in ("high", "low"):
+        for _ in range(10):
+            ended(Status.FAILED, rule=rule)
+    CallQueue.objects.filter(pk=ended(Status.FAILED).pk).update(rule="gone")
+    said = ask(root, "requeue_calls", *CallQueue.objects.all()).context["ends"]
+    assert len(said) == 2
+    seconds = re.search(r"in (\d+) seconds", said[0])
+    assert seconds and 18 <= int(seconds[1]) <= 23
+    assert said[1].startswith("gone: its rule is not in")
 
 
 @pytest.mark.parametrize("action", ["requeue_calls", "cancel_calls"])
@@ -118,23 +122,29 @@ FAILED_ONES = {"action": "requeue_calls", "select_across": "1", "index": "0"}
 def test_all_that_match_are_done_and_counted_exactly(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those that were there when it was asked, and have failed still; each is named in the log."""
+    """Of those that were there when it was asked; each is named in the log."""
     monkeypatch.setattr(bulk, "BATCH", 4)
-    calls = [ended(Status.FAILED) for _ in range(15)]
-    kept, done = ended(Status.CANCELLED), calls.pop()
+    calls = [ended(Status.FAILED) for _ in range(14)]
+    kept = ended(Status.CANCELLED)
     data = {**FAILED_ONES, "_selected_action": [calls[0].pk]}
     page = root.post(f"{reverse(CHANGELIST)}?status__exact=4", data)
-    assert "Requeue 15 calls" in text_of(page)
+    assert "Requeue 14 calls" in text_of(page)
     later = ended(Status.FAILED)  # nobody was asked about this one
-    CallQueue.objects.filter(pk=done.pk).update(status=Status.DONE)
     for said in ("14 calls requeued", "0 calls requeued"):  # sent twice, nothing is done twice
         assert said in text_of(answer(root, page))
     assert dict(CallQueue.objects.exclude(status=Status.NEW).values_list("pk", "status")) == {
         kept.pk: Status.CANCELLED,
-        done.pk: Status.DONE,
         later.pk: Status.FAILED,
     }
     assert LogEntry.objects.count() == 14
+
+
+def test_what_became_done_after_the_question_is_not_made_again(rules: Rules, root: Client) -> None:
+    failed, done = ended(Status.FAILED), ended(Status.FAILED)
+    asked = ask(root, "requeue_calls", failed, done)
+    CallQueue.objects.filter(pk=done.pk).update(status=Status.DONE)
+    assert "1 call requeued" in text_of(answer(root, asked))
+    assert CallQueue.objects.get(pk=done.pk).status == Status.DONE
 
 
 def test_of_more_than_a_request_has_time_for_some_are_left(

@@ -26,17 +26,12 @@ RULE = "admin:callqueue_rule"
 
 
 PAGES = {
-    (DASHBOARD, ""): (
-        "Übersicht", "Wartend", "Zu → ab", "Regel angehalten (r durch den Betrieb", "Fertig um",
-    ),
-    (RULE, "?name=r"): ("Angehalten", "bis zur Fortsetzung", "Was gescheitert ist"),
-    (RULE, "?name=r&limit=r%230&rate=5/s"): ("Ein Limit von r ändern?",),
-    (RULE, "?name=r&audit=1"): ("Angehalten",),
-    (CHANGELIST, ""): (
-        "Aufrufe", "ungewiss", "fehlgeschlagen", "Ausgewählte Aufrufe erneut einreihen",
-        "letzter Fehler", "Fällig",
-    ),
-}  # fmt: skip
+    (DASHBOARD, ""): "Regel angehalten (r durch den Betrieb",
+    (RULE, "?name=r"): "Was gescheitert ist",
+    (RULE, "?name=r&limit=r%230&rate=5/s"): "Ein Limit von r ändern?",
+    (RULE, "?name=r&audit=1"): "Angehalten",
+    (CHANGELIST, ""): "Ausgewählte Aufrufe erneut einreihen",
+}
 FORMS = (
     {"do": "pause", "for": "soon"},
     {"do": "pause", "for": "10m"},
@@ -64,8 +59,7 @@ def test_no_page_and_no_form_has_a_sentence_in_english(german: Client, rules: Ru
     calls = made_in_every_state()
     control.pause("default", "r", reason="Wartung")
     for (name, query), words in PAGES.items():
-        text = read(german.get(reverse(name) + query))
-        assert [word for word in words if word.lower() not in text.lower()] == []
+        assert words.lower() in read(german.get(reverse(name) + query)).lower()
     for call in calls:
         text = read(german.get(page_of(call)))
         assert "Versuch 1" in text and "begonnen von w1" in text

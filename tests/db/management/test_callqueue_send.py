@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from callqueue import Discard, Rule, SlidingWindow
 from callqueue.models import CallQueue
-from callqueue.sending import importer
+from callqueue.sending import importer, intake
 from tests.db.commands import Ran, run
 
 Rules = Callable[..., None]
@@ -179,3 +180,21 @@ def test_a_file_that_is_not_there_is_wrong_use(send_file: Send, tmp_path: Path) 
     assert run("send", str(tmp_path / "none")).code == run("send", str(tmp_path)).code == 2
     ran = send_file(LINE, "--rule", "othr")
     assert (ran.code, "did you mean 'other'" in ran.error) == (2, True)
+
+
+def test_all_of_a_file_is_sent_or_nothing(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importer, "BATCH", 2)
+    whole = intake.insert_many
+    batches: list[int] = []
+
+    def breaks(items: Any, **options: Any) -> Any:
+        batches.append(1)
+        if len(batches) == 3:
+            raise OperationalError("the connection is gone")
+        return whole(items, **options)
+
+    monkeypatch.setattr(intake, "insert_many", breaks)
+    ran = send_file(f"{LINE}\n" * 6)
+    assert ran.code == 1
+    assert "the connection is gone" in ran.error
+    assert CallQueue.objects.count() == 0

@@ -9,7 +9,7 @@ import pytest
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import SECOND, Limit, Usage
-from callqueue.look.estimate import Gate, charged_s, seconds
+from callqueue.look.estimate import Gate, charged_s, depth, seconds
 from tests.support.drain_simulation import DELIVERY, simulate
 from tests.support.length import examples
 
@@ -111,3 +111,8 @@ def test_what_is_charged_already_is_waited_for() -> None:
     assert drained(Concurrency(4), 100, latency=0.5) == pytest.approx(12)
     years = drained(FixedWindow("1/d"), 10_000_000)
     assert years == pytest.approx(10_000_000 * 86400, rel=0.001)
+
+
+def test_values_take_turns() -> None:
+    assert depth([(3, 2), (10, 1)], 6) == 2
+    assert depth([(3, 2), (10, 1)], 16) == 10
