@@ -23,6 +23,7 @@ USED: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     "tokens": (SlidingWindow("9000/h", unit="tokens"), {"cost": {"tokens": 500}}, 1500, 9000),
     "per key": (SlidingWindow("6/h", per="key"), {"key": "k1"}, 3, 6),
     "per key, long": (SlidingWindow("4000/d", per="key"), {"key": "k1"}, 3, 4000),
+    "per key, bucket": (TokenBucket("4/h", burst=6, per="key"), {"key": "k1"}, 3, 6),
     "per part": (SlidingWindow("6/h", per="channel"), {"key": {"channel": "C9"}}, 3, 6),
     "per queue": (SlidingWindow("5/h", per="queue"), {}, 3, 5),
 }

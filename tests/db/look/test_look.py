@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
@@ -40,23 +39,6 @@ def test_the_oldest_due_is_found_in_whatever_priority(rules: Rules) -> None:
             due_at_dt=timezone.now() - timedelta(seconds=seconds)
         )
     assert of("pay").oldest_due_s == pytest.approx(300, abs=10)
-
-
-@pytest.mark.parametrize(
-    "limit", [SlidingWindow("10/h", per="key"), TokenBucket("10/h", burst=10, per="key")]
-)
-def test_a_look_shows_the_fullest_key_of_a_long_window(
-    rules: Rules, remote: Vendor, limit: SlidingWindow
-) -> None:
-    rules(pay=Rule(limits=[limit]))
-    for key in ("a", "b", "b", "b", "c"):
-        send("pay", key=key)
-    assert run() == 5
-    (shown,) = of("pay").limits
-    assert (shown.used, shown.free, shown.value) == (3, 7, "b")
-    assert run() == 0
-    (shown,) = of("pay").limits
-    assert (shown.used, shown.free, shown.value) == (3, 7, "b")
 
 
 def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
@@ -152,54 +134,6 @@ def test_more_rules_share_a_limit_than_a_statement_joins(rules: Rules) -> None:
         {name: Rule(limits=[SlidingWindow("9/m", name="all")]) for name in names}
     ).budgets["p1"]
     assert tally_rows.first_end("default", budget, 0) is None
-
-
-def test_statements_do_not_grow_with_rules_that_had_no_pass_for_long(
-    rules: Rules, remote: Vendor
-) -> None:
-    """What their tallies say is to be counted anew."""
-    kinds = [
-        [SlidingWindow("20000/d"), SlidingWindow("3/m", per="key")],
-        [FixedWindow("9000/d"), FixedWindow("90/h", per="key")],
-        [SlidingWindow("7/h", per="user"), SlidingWindow("9000/h", unit="tokens")],
-    ]
-
-    def asked(count: int) -> list[int]:
-        rules(**{f"p{n}": Rule(limits=kinds[n % 3]) for n in range(count)})
-        for n in range(count):
-            send(f"p{n}", key={"user": "u1"}, cost={"calls": 1, "tokens": 5})
-        run()
-        statements = []
-        for hours, used in ((0.1, [1, 1, 1]), (30, [0, 0, 0])):
-            with travel(hours=hours):
-                look("default")
-                with CaptureQueriesContext(connection) as found:
-                    seen = look("default")
-            assert [seen.rule(f"p{n}").limits[0].used for n in range(3)] == used
-            statements.append(len(found))
-        return statements
-
-    few = asked(6)
-    CallAttempt.objects.all().delete()
-    assert all(many <= one for many, one in zip(asked(30), few, strict=True))
-
-
-def test_a_look_at_another_rate_has_what_is_in_force_beside_it_of_the_same_moment(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("60/m")]))
-    for _ in range(100):
-        send("r")
-    run()
-    with CaptureQueriesContext(connection) as one:
-        look("default", rules=["r"])
-    with CaptureQueriesContext(connection) as both:
-        after = look("default", rules=["r"], rates={"r#0": "10/m"})
-    before = after.before
-    assert before is not None
-    assert before.now == after.now
-    assert (before.rule("r").limits[0].allowed, after.rule("r").limits[0].allowed) == (60, 10)
-    assert len(both) - len(one) <= 6, "only the limits are read again"
 
 
 def test_calls_are_spread_over_the_values_of_a_part_of_their_keys(rules: Rules) -> None:
