@@ -323,3 +323,16 @@ def test_one_call_is_deleted_its_attempts_stay_for_the_ledger_and_many_are_not(
     assert list(CallQueue.objects.all()) == [other]
     assert CallAttempt.objects.count() == 1
     assert LogEntry.objects.count() == 1
+
+
+def test_what_a_question_counts_is_one_statement_however_many_rules(
+    rules: Rules, root: Client, django_assert_max_num_queries: Any
+) -> None:
+    names = [f"r{n}" for n in range(40)]
+    rules(**{name: Rule(limits=[SlidingWindow("1/s")]) for name in names})
+    for name in names:
+        ended(Status.FAILED, rule=name)
+    with django_assert_max_num_queries(40):
+        shown = ask(root, "requeue_calls", *CallQueue.objects.all())
+    assert len(shown.context["counts"]) == call_actions.LISTED
+    assert "And 10 lines more" in text_of(shown)

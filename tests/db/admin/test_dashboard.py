@@ -103,10 +103,14 @@ def test_the_table_is_sorted_by_numbers(rules: Rules, root: Client) -> None:
 
 
 def test_what_is_fetched_again_is_the_page_itself(rules: Rules, root: Client) -> None:
-    """That it is goes on in a browser: tests/browser."""
+    """That it goes on is seen in a browser: tests/browser."""
+    rules(pay=Rule())
     response = root.get(reverse(DASHBOARD))
     assert "no-store" in response["Cache-Control"]
-    main = text_of(response).partition('id="content-main"')[2]
+    text = text_of(response)
+    for wanted in ('href="rule/?name=pay"', 'data-live="health"', 'data-live="rules"'):
+        assert wanted in text
+    main = text.partition('id="content-main"')[2]
     assert "<script>" not in main
     assert " style=" not in main
 
