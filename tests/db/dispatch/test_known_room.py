@@ -129,7 +129,7 @@ def test_rules_that_share_a_limit_take_from_the_same_room(rules: Rules) -> None:
         Rule(limits=[SlidingWindow("9/s", per="key")]),
         Rule(limits=[SlidingWindow("9/s", per="queue")]),
         Rule(limits=[SlidingWindow("9/s")], queues=["a", "b"]),
-        Rule(limits=[SlidingWindow("9/s")], settle="tests.db.ledger.test_corrections.five_times"),
+        Rule(limits=[SlidingWindow("9/s")], settle="tests.db.ledger.test_tallies.five_times"),
     ],
     ids=["keys", "a queue", "queues", "settles"],
 )

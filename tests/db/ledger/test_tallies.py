@@ -7,31 +7,42 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 
+import callqueue
 from callqueue import (
     Concurrency,
     FixedWindow,
+    NotNow,
     Rule,
     SlidingWindow,
     TokenBucket,
+    clocks,
+    conf,
+    control,
     database,
     transitions,
 )
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
+from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time, tallies
+from callqueue.ledger.tally_rows import CORRECTIONS
 from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import Limit
-from callqueue.managers import CallAttemptQuerySet
 from callqueue.models import CallAttempt, CallQueue, RuleState, Tally
-from tests.support.behaviour import release, send
+from callqueue.sending.validation import check_key
+from callqueue.testing import travel
+from callqueue.transitions import after_success
+from tests.support.behaviour import make_together, release, send
+from tests.support.dispensers import Process
 from tests.support.ledger import CALL, Later, answer
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
@@ -80,19 +91,13 @@ def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_rele
 ) -> None:
     """A rule joins the budget, releases, and leaves again: a deployment that is rolled back."""
     account = SlidingWindow(f"{4 * thousand}/d", name="account")
-    alone, both = (
-        {"b": Rule(limits=[account])},
-        {"a": Rule(limits=[account]), "b": Rule(limits=[account])},
-    )
+    alone, both = (dict.fromkeys(names, Rule(limits=[account])) for names in ("b", "ab"))
     for first, then in ((alone, both), (both, alone)):
-        (
-            CallAttempt.objects.all().delete(),
-            RuleState.objects.all().delete(),
-            CallQueue.objects.all().delete(),
-        )
+        for model in (CallAttempt, RuleState, CallQueue):
+            model.objects.all().delete()
         for settings in (first, then, first, then):
             rules(**settings)
-            waiting_calls("b", 3 * thousand // 2)
+            CallQueue.objects.send_many([CALL] * (3 * thousand // 2), rule="b")
             release_all("b")
         assert CallAttempt.objects.filter(rule="b").count() == 4 * thousand
 
@@ -107,7 +112,7 @@ def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
     apart = {"a": Rule(), "b": Rule(limits=[hourly])}
     rules(**apart)
     ensure_states("default", ["a", "b"])
-    past_attempts("b", "T", minutes=[58] * 5 + [30] * 5)
+    past_attempts("b", ["T"] * 10, minutes=[58] * 5 + [30] * 5)
     send("b", key="other")
     release_all("b")
     later(180)
@@ -132,7 +137,7 @@ def test_a_rule_that_is_renamed_to_and_fro_by_short_lived_dispensers_is_counted_
     account = SlidingWindow(f"{int(thousands * thousand)}/{per}", name="account")
     for name in names:
         rules(**{name: Rule(limits=[account])})
-        waiting_calls(name, 7 * thousand // 10)
+        CallQueue.objects.send_many([CALL] * (7 * thousand // 10), rule=name)
         Dispenser(name="short-lived", publish=lambda using, messages: True).run_once()
         answer()
     assert CallAttempt.objects.count() <= account.n
@@ -182,15 +187,12 @@ def test_keys_are_counted_from_what_ended_minutes_ago(
     """What had no tokens charges none."""
     rules(r=Rule(limits=[limit]))
     ensure_states("default", ["r"])
-    past_attempts("r", "T", minutes=[2] * 4 + [1])
+    past_attempts("r", ["T"] * 5, minutes=[2] * 4 + [1])
     for key in "TU":
         for _ in range(5):
             send("r", key=key, cost={"tokens": 1})
     released = make_pass("default", ["r"]).released
     assert Counter(one.key for one in released) == {"T": left, "U": 5}
-
-
-# --- what comes back
 
 
 def test_attempts_are_wanted_for_little_longer_than_their_window() -> None:
@@ -199,22 +201,6 @@ def test_attempts_are_wanted_for_little_longer_than_their_window() -> None:
         limit = SlidingWindow("5/30d", per=per)
         counted = tallies.counted_for(bind({"r": Rule(limits=[limit])}))["r"]
         assert limit.window_us < counted <= longest * limit.window_us
-
-
-def test_of_keys_that_are_not_known_the_fullest_are_loaded(rules: Rules) -> None:
-    limit = SlidingWindow("5/h", per="key")
-    rules(r=Rule(limits=[limit]))
-    for key in "abaa":
-        send("r", key=key)
-    release_all("r", answered=False)
-    at = database.to_us(ledger_time.now("default"))
-    kept = RuleState.objects.get(rule="r").memo["tallies"]["r#0"]
-    budget = bind({"r": Rule(limits=[limit])}).budgets["r"][0]
-    (one,) = tallies.tallies_of("default", [(budget, kept)], at, at)
-    assert not one.by_value
-    tallies.load_fullest("default", [one])
-    assert {value: tally.used for value, tally in one.by_value.items()} == {"a": 3, "b": 1}
-    assert one.loaded_fullest() == ["b", "a"]
 
 
 # --- whatever happens
@@ -278,85 +264,289 @@ def judge(limit: Limit) -> None:
 # --- cost
 
 
-def test_passes_read_no_more_rows_however_many_attempts_the_window_has(rules: Rules) -> None:
-    """Counted from the plans: rows that statements read, with 20 times the attempts and the
-    values in the window. Nor does the rule's row remember more.
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="reads PostgreSQL's statistics")
+@pytest.mark.parametrize(
+    "limit",
+    [
+        SlidingWindow("1000/d", per="workspace"),
+        SlidingWindow("900000000/d", unit="tokens"),
+        TokenBucket("1000/d", burst=100, per="key"),
+        SlidingWindow("1000000/d"),
+    ],
+    ids=repr,
+)
+def test_passes_read_no_more_rows_however_many_attempts_the_window_has(
+    rules: Rules, limit: Limit
+) -> None:
+    """With 20 times the attempts and the values in the window. Nor does the rule's row remember
+    more.
     """
-    if connection.vendor != "postgresql":
-        pytest.skip("reads PostgreSQL's plans")
-    limits = {
-        "day": [SlidingWindow("1000/d", per="workspace")],
-        "tokens": [SlidingWindow("900000000/d", unit="tokens")],
-        "keys": [TokenBucket("1000/d", burst=100, per="key")],
-        "calls": [SlidingWindow("1000000/d")],
-    }
-    read, kept = {}, {}
+    rules(r=Rule(limits=[limit]))
+    tokens, read, kept = {"calls": 1, "tokens": 5}, {}, {}
     for size in (200, 4_000):
-        (
-            CallAttempt.objects.all().delete(),
-            RuleState.objects.all().delete(),
-            Tally.objects.all().delete(),
-        )
-        rules(**{name: Rule(limits=listed) for name, listed in limits.items()})
-        ensure_states("default", list(limits))
-        for name in limits:
-            answered_attempts(name, size)
+        for model in (CallAttempt, RuleState, Tally):
+            model.objects.all().delete()
+        ensure_states("default", ["r"])
+        keys = [check_key({"key": f"k{n}", "workspace": f"w{n}"}) for n in range(size // 10)]
+        past_attempts("r", keys * 10, minutes=[1200 * n / size for n in range(size)], cost=tokens)
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE callqueue_callattempt")
-        for name in limits:
-            for _ in range(40):
-                CallQueue.objects.send(
-                    CALL, rule=name, key=a_key(name, 1), cost={"calls": 1, "tokens": 5}
-                )
-            make_pass("default", [name], batch=10)  # counts, and remembers
-            read[name, size] = rows_read(lambda name=name: make_pass("default", [name], batch=10))
-            kept[name, size] = len(json.dumps(RuleState.objects.get(rule=name).memo))
-    for name in limits:
-        assert read[name, 4_000] <= 2 * read[name, 200] + 50, (name, read)
-        assert kept[name, 4_000] <= kept[name, 200] + 200, (name, kept)
+        key = {"key": "k1", "workspace": "w1"}
+        CallQueue.objects.send_many([CALL] * 40, rule="r", key=key, cost=tokens)
+        make_pass("default", ["r"], batch=10)  # counts, and remembers
+        before = rows_read()
+        make_pass("default", ["r"], batch=10)
+        read[size] = rows_read() - before
+        kept[size] = len(json.dumps(RuleState.objects.get(rule="r").memo))
+    assert 0 < read[4_000] <= 2 * read[200] + 50, read
+    assert kept[4_000] <= kept[200] + 200, kept
 
 
-def rows_read(doing: Callable[[], Any]) -> int:
-    """The rows that statements on attempts and tallies read, by their plans."""
-    statements: list[tuple[str, Any]] = []
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.lstrip().upper().startswith(("SELECT", "WITH")) and "callqueue_" in sql:
-            with connection.cursor() as cursor:
-                cursor.cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
-                statements.append((sql, cursor.cursor.fetchone()[0][0]["Plan"]))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(note):
-        doing()
-    assert statements
-    return sum(rows_of(plan) for _, plan in statements)
+def rows_read() -> int:
+    """The rows of attempts and tallies that this transaction has read."""
+    sql = """SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables
+        WHERE relname IN ('callqueue_callattempt', 'callqueue_tally')"""
+    return int(database.rows("default", sql)[0][0])
 
 
-def rows_of(plan: dict[str, Any]) -> int:
-    own = (
-        plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
-        if "Relation Name" in plan
-        else 0
-    )
-    return int(own * plan["Actual Loops"]) + sum(rows_of(part) for part in plan.get("Plans", ()))
+# --- what attempts cost after all
+
+# Windows of other units than calls are tallied where more than 2000 fit in, and for longer than a
+# minute: an operator's rate, or a deploy's, crosses that.
+UNTALLIED, TALLIED = SlidingWindow("1500/h", unit="tokens"), SlidingWindow("5000/h", unit="tokens")
+NEVER = SlidingWindow("900000/h", unit="tokens")
+
+
+def five_times(response: Any) -> Any:
+    return {"tokens": 500}
+
+
+def spent() -> int:
+    return sum(one.cost["tokens"] for one in CallAttempt.objects.charged())
+
+
+def permits(count: int, cost: int) -> None:
+    """Take as many permits of a hundred tokens, up to so many, as are granted; each costs this."""
+    with suppress(NotNow):
+        for _ in range(count):
+            with callqueue.permit("r", cost={"tokens": 100}, wait=0) as permit:
+                permit.settle({"tokens": cost})
+
+
+@pytest.mark.parametrize(
+    "before",
+    [Rule(limits=[UNTALLIED]), Rule(limits=[NEVER]), Rule()],
+    ids=["a smaller limit", "a larger limit", "no limit"],
+)
+def test_workers_of_an_old_release_spend_no_more_than_the_new_dispensers_limit(
+    rules: Rules, remote: Any, before: Rule
+) -> None:
+    """Dispensers were deployed first: workers know another limit, or none."""
+    rules(r=Rule(limits=before.limits, settle="tests.db.ledger.test_tallies.five_times"))
+    for _ in range(60):
+        send("r", cost={"tokens": 100})
+    dispenser = Process("new", r=Rule(limits=[TALLIED]))
+    for _ in range(10):
+        made(dispenser)
+    assert spent() == 5000
+
+
+def made(dispenser: Process) -> None:
+    """One pass of this dispenser, of at most two calls, which are made at once."""
+    dispenser.joins()
+    group, book = dispenser.group_of("r"), dispenser.membership.book
+    made = make_pass("default", group, book, batch=2).released
+    make_together([one.attempt_id for one in made])
+
+
+@pytest.mark.parametrize("verb", ["undo", "cancel", "void"])
+def test_room_of_what_was_not_sent_is_there_at_once_under_an_operators_rate(
+    rules: Rules, thousand: int, verb: str
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow(f"{3 * thousand // 2}/h")]))
+    control.change_limit("default", "r", "r#0", f"{5 * thousand // 2}/h")
+    CallQueue.objects.send_many([CALL] * (6 * thousand), rule="r")
+    release_all("r", answered=False)
+    assert CallAttempt.objects.charged().count() == 5 * thousand // 2
+    open_ids = list(CallAttempt.objects.open().values_list("pk", flat=True))
+    if verb == "undo":
+        transitions.undo("default", open_ids)
+    elif verb == "void":
+        claim.give_back("default", open_ids)
+    else:
+        CallQueue.objects.filter(attempts__in=open_ids).cancel()
+    assert CallAttempt.objects.charged().count() == 0
+    release_all("r", answered=False)
+    assert CallAttempt.objects.charged().count() == 5 * thousand // 2
+
+
+# --- limits that become tallied, or are tallied no more, while calls are under way
+
+
+@pytest.mark.parametrize("settled", [500, 10], ids=["for more", "for less"])
+@pytest.mark.parametrize(
+    "rates",
+    [(None, "5000/h"), ("5000/h", None), ("5000/h", None, "6000/h"), (None, "5000/h", "1600/h")],
+    ids=["into", "out of", "out and in", "in and out"],
+)
+def test_what_is_under_way_while_a_limit_becomes_tallied_or_is_not_any_more_is_counted_whole(
+    rules: Rules, rates: tuple[str | None, ...], settled: int
+) -> None:
+    """Passes are made in between, or not: a tally is made with calls open, and with corrections
+    that nobody has taken.
+    """
+    for passes in (True, False):
+        CallAttempt.objects.all().delete()
+        rules(r=Rule(limits=[UNTALLIED]))
+        control.change_limit("default", "r", "r#0", rates[0])
+        under_way = [callqueue.permit("r", cost={"tokens": 100}, wait=0) for _ in range(6)]
+        for number, permit in enumerate(under_way):
+            begun = permit.__enter__()
+            begun.settle({"tokens": settled})
+            if number < 2:
+                permit.__exit__(None, None, None)
+        for rate in rates[1:]:
+            control.change_limit("default", "r", "r#0", rate)
+            if passes:
+                permits(1, 0)
+            if rate == rates[1]:
+                under_way[2].__exit__(None, None, None)
+                under_way[3].__exit__(None, None, None)
+        for permit in under_way[4:]:
+            permit.__exit__(None, None, None)
+        most = int((rates[-1] or "1500/h").partition("/")[0])
+        free = max(0, most - 6 * settled)
+        permits(100, 100)
+        assert spent() == max(6 * settled, 6 * settled + free // 100 * 100)
+
+
+def test_corrections_of_limits_that_are_not_tallied_are_forgotten(rules: Rules) -> None:
+    rules(r=Rule(limits=[UNTALLIED]), s=Rule())
+    for _ in range(4):
+        permits(1, 10)
+        send("s")
+    release()
+    transitions.undo("default", CallAttempt.objects.open().values_list("pk", flat=True))
+    assert CallAttempt.objects.filter(correction_pending=True).count() == 4
+    permits(1, 100)
+    release()
+    assert not CallAttempt.objects.filter(correction_pending=True).exists()
+
+
+def test_thousands_that_cost_more_are_counted_before_the_next_release(
+    rules: Rules, later: Later
+) -> None:
+    """They all left the window, and nobody made a pass since."""
+    rules(r=Rule(limits=[SlidingWindow("50000/h", unit="tokens")]))
+    count = CORRECTIONS + 200
+    ensure_states("default", ["r"])
+    for ended, many, tokens in ((-1 / 60, count, 10), (-200 / 60, 499, 100)):
+        cost = {"calls": 1, "tokens": tokens}
+        past_attempts("r", [""] * many, minutes=[ended] * many, cost=cost)
+    first = CallAttempt.objects.first().finished_at
+    for seconds in (300, 1000, 1700, 2400, 3100, 3590):
+        later(seconds)
+        send("r", cost={"tokens": 1})
+        make_pass("default", ["r"])  # it counts, and remembers
+    costs = {"cost": {"calls": 1, "tokens": 50}, "charged": {"calls": 1, "tokens": 10}}
+    CallAttempt.objects.filter(finished_at=first).update(correction_pending=True, **costs)
+    later(3650)
+    CallQueue.objects.all().delete()
+    send("r", cost={"tokens": 200})
+    assert make_pass("default", ["r"]).released == [], "a hundred are free"
+    send("r", cost={"tokens": 50}, priority=9)
+    assert len(make_pass("default", ["r"]).released) == 1
+
+
+# --- records that come late
+
+
+LATE_LIMITS = [
+    SlidingWindow("1/6s", per="key"),
+    SlidingWindow("1/h", per="key"),
+    FixedWindow("1/h", per="key"),
+    TokenBucket("1/70s", burst=1, per="key"),
+]
+
+
+@pytest.mark.parametrize("limit", LATE_LIMITS, ids=repr)
+@pytest.mark.parametrize("passes", [1, 3])
+def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
+    rules: Rules, later: Later, limit: Limit, passes: int
+) -> None:
+    """A worker's way to the database was cut; other keys' calls went on meanwhile."""
+    rules(r=Rule(limits=[limit]))
+    for _ in range(2):
+        send("r", key="late")
+    assert len(release()) == 1
+    (job,) = claim.begin("default", [CallAttempt.objects.get().pk])
+    end = after_success(job).at(ledger_time.now("default"), clocks.monotonic())
+    window = limit.window_us / 1_000_000
+    for number in range(1, passes + 1):
+        later(number * 2 * window / passes)
+        send("r", key=f"other{number}")
+        assert len(make_pass("default", ["r"]).released) == 1
+    assert recorder.write("default", [end]) == 1
+    make_pass("default", ["r"])
+    assert CallAttempt.objects.filter(key="late").count() == 2, "its next call goes"
+
+
+@pytest.mark.parametrize("limit", LATE_LIMITS[:2], ids=repr)
+def test_what_is_recorded_late_is_taken_away_once(rules: Rules, later: Later, limit: Limit) -> None:
+    """Late, but within the window: it leaves as others do, and no call more goes for it."""
+    rules(r=Rule(limits=[limit.with_rate(limit.rate_text.replace("1/", "3/", 1))]))
+    ensure_states("default", ["r"])
+    for _ in range(9):
+        send("r", key="late")
+    assert len(make_pass("default", ["r"]).released) == 3
+    jobs = claim.begin("default", list(CallAttempt.objects.values_list("pk", flat=True)))
+    ends = [after_success(j).at(ledger_time.now("default"), clocks.monotonic()) for j in jobs]
+    window = limit.window_us / 1_000_000
+    later(window * 0.6)
+    assert recorder.write("default", ends[:2]) == 2
+    assert make_pass("default", ["r"]).released == []
+    later(window * 1.2)
+    assert len(make_pass("default", ["r"]).released) == 2
+    assert recorder.write("default", ends[2:]) == 1
+    assert len(make_pass("default", ["r"]).released) == 1
+    assert make_pass("default", ["r"]).released == []
+
+
+# --- permits that are settled long after their end
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [SlidingWindow("100/6s", unit="tokens", per="key"), SlidingWindow("5000/h", unit="tokens")],
+    ids=repr,
+)
+def test_a_permit_that_is_settled_after_it_has_left_makes_no_room_twice(
+    rules: Rules, limit: Limit
+) -> None:
+    rules(r=Rule(limits=[limit]))
+    most, window = limit.capacity, limit.window_us / 1_000_000
+
+    def tokens(count: int) -> Any:
+        return callqueue.permit("r", key="a", cost={"tokens": count}, wait=0)
+
+    with travel() as clock:
+        with tokens(most) as left:
+            pass
+        clock.forward(window + 0.5)
+        with tokens(most - 10):
+            pass
+        left.settle({"tokens": 10})
+        with pytest.raises(NotNow), tokens(11):
+            pytest.fail("over the limit")
+        with tokens(10):
+            pass
 
 
 # --- making things
 
 
-def a_key(name: str, number: int) -> Any:
-    return {"day": {"workspace": f"w{number}"}, "keys": f"k{number}"}.get(name, "")
-
-
-def waiting_calls(rule: str, count: int) -> None:
-    CallQueue.objects.send_many([CALL] * count, rule=rule)
-
-
 def release_all(rule: str, *, answered: bool = True) -> None:
     """Passes over the rule's group until there is nothing more to release."""
-    from callqueue import conf
-
     group = conf.current().book.groups[rule]
     ensure_states("default", group)
     while make_pass("default", group).released:
@@ -366,21 +556,13 @@ def release_all(rule: str, *, answered: bool = True) -> None:
 
 
 def answer_some(count: int, tokens: int | None) -> None:
-    """Answers that were recorded as executors record them."""
-    now = ledger_time.now("default")
-    for attempt in CallAttempt.objects.open().order_by("pk")[:count] if tokens is not None else ():
-        cost = {**attempt.cost, "tokens": tokens}
-        CallAttempt.objects.filter(pk=attempt.pk).update(
-            charged=attempt.cost,
-            correction_pending=True,
-            cost=cost,
-            started_at=now,
-            sent_at=now,
-            finished_at=now,
-            outcome="succeeded",
-        )
-    if tokens is None:
-        answer(CallAttempt.objects.open().order_by("pk")[:count])
+    """Answers that were recorded as executors record them, and cost so many tokens after all."""
+    answered = CallAttempt.objects.open().order_by("pk")[:count]
+    if tokens is not None:
+        for attempt in answered:
+            cost = {"charged": attempt.cost, "cost": {**attempt.cost, "tokens": tokens}}
+            CallAttempt.objects.filter(pk=attempt.pk).update(correction_pending=True, **cost)
+    answer(answered)
 
 
 def undo_some(released: Iterable[Any], chance: random.Random) -> None:
@@ -389,37 +571,12 @@ def undo_some(released: Iterable[Any], chance: random.Random) -> None:
         transitions.undo("default", ids)
 
 
-def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:
-    """Answered attempts that ended so many minutes ago."""
-    now = ledger_time.now("default")
-    for number, ago in enumerate(minutes):
+def past_attempts(rule: str, keys: list[str], *, minutes: Sequence[float], cost: Any = 1) -> None:
+    """Answered attempts of these keys that ended so many minutes ago."""
+    now, made = ledger_time.now("default"), []
+    for number, (key, ago) in enumerate(zip(keys, minutes, strict=True)):
         at = now - timedelta(minutes=ago)
         instants = dict.fromkeys(["released_at", "started_at", "sent_at", "finished_at"], at)
-        CallAttempt.objects.create(
-            call_id=10**9 + number,
-            number=1,
-            rule=rule,
-            key=key,
-            cost=1,
-            outcome="succeeded",
-            **instants,
-        )
-
-
-def answered_attempts(rule: str, count: int) -> None:
-    """Answered attempts spread over twenty hours, ten of each key."""
-    assert isinstance(CallAttempt.objects.all(), CallAttemptQuerySet)
-    now = ledger_time.now("default")
-    from callqueue.sending.validation import check_key
-
-    CallAttempt.objects.bulk_create(
-        [
-            CallAttempt(
-                call_id=10**9 + i, number=1, rule=rule, key=check_key(a_key(rule, i % (count // 10))), cost={"calls": 1, "tokens": 5},
-                released_at=(at := now - timedelta(hours=20) * (i + 1) / count), started_at=at, sent_at=at, finished_at=at,
-                outcome="succeeded",
-            )
-            for i in range(count)
-        ],
-        batch_size=2000,
-    )  # fmt: skip
+        columns = {"call_id": 10**9 + number, "number": 1, "rule": rule, "key": key, "cost": cost}
+        made.append(CallAttempt(**columns, outcome="succeeded", **instants))
+    CallAttempt.objects.bulk_create(made, batch_size=2000)
