@@ -13,7 +13,6 @@ from cryptography.fernet import Fernet
 from django.db import OperationalError, connection
 
 from callqueue import Rule, SlidingWindow, conf, database
-from callqueue.dispatch.next_look import ROOMY, Room
 from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
 from callqueue.exceptions import InvalidCall
 from callqueue.execution import claim, flight, in_flight, recorder, request
@@ -27,11 +26,10 @@ Status = CallQueue.Status
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
 
-def begin(worker: str = "me", room: Room = ROOMY) -> list[Job]:
+def begin() -> list[Job]:
     """A pass of this process over rule r; the jobs that it has to make then."""
     ensure_states("default", ["r"])
-    begins = Begins(worker, claim.READS)
-    begun = release("default", ["r"], room=room, begins=begins).begun
+    begun = release("default", ["r"], begins=Begins("me", claim.READS)).begun
     return [] if begun is None else claim.take_begun("default", begun.rows, begun.reading)
 
 
@@ -64,16 +62,6 @@ def test_a_job_is_what_a_worker_would_have_begun(
     assert abs(mine.lease_ends - theirs.lease_ends) < 60
     recorder.record("default", [request.make(mine)])
     assert CallQueue.objects.get(pk=mine.call.pk).status == Status.DONE
-
-
-def test_no_more_than_there_is_room_for(rules: Rules) -> None:
-    rules(r=Rule())
-    for _ in range(3):
-        send("r")
-        CallQueue.objects.send({"method": "celery_task", "params": {"name": "tests.x"}}, rule="r")
-    methods = [job.call.method for job in begin(room=Room(http=2, handled=1))]
-    assert sorted(methods) == ["celery_task", "post", "post"]
-    assert CallQueue.objects.new().count() == 3
 
 
 @pytest.mark.parametrize("what", ["is made", "is undone", "cannot be made"])

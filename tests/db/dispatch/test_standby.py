@@ -28,55 +28,35 @@ def ran(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def steady() -> Dispenser:
+def steady(**options: Any) -> Dispenser:
     """A dispenser of its own process, as the command makes one, after its first turn."""
-    dispenser = Dispenser(publish=lambda *_: True, name="of its own")
-    dispenser.membership.kind = "steady"
+    dispenser = Dispenser(publish=lambda *_: True, name="of its own", **options)
+    dispenser.membership.kind = "" if options else "steady"
     dispenser.run_once()
     return dispenser
 
 
-def ended(other: Dispenser) -> None:
-    other.leave()
-
-
-def silent(other: Dispenser) -> None:
-    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))
-
-
-def never_there(other: Dispenser) -> None:
-    DispenserState.objects.all().delete()
-
-
-@pytest.mark.parametrize("is_gone", [ended, silent, never_there])
-def test_it_dispenses_where_nobody_else_does(
-    ran: list[str], is_gone: Callable[[Dispenser], None]
+@pytest.mark.parametrize(
+    ("other", "count"),
+    [("is there", 0), ("ended", 1), ("is silent", 1), ("was never there", 1), ("has one rule", 1), ("has other rules", 1)],
+)  # fmt: skip
+def test_it_dispenses_where_nobody_else_does_and_says_that_beat_runs(
+    ran: list[str], rules: Rules, other: str, count: int
 ) -> None:
-    is_gone(steady())
+    dispenser = steady(**({"rules": ["r"]} if other == "has one rule" else {}))
+    if other == "ended":
+        dispenser.leave()
+    elif other == "is silent":
+        long_ago = ledger_time.now("default") - timedelta(seconds=21)
+        DispenserState.objects.update(seen_at=long_ago)
+    elif other == "was never there":
+        DispenserState.objects.all().delete()
+    elif other == "has other rules":
+        rules(r=Rule(limits=[SlidingWindow("10/h")]), another=Rule())
     tasks.dispense()
-    assert len(ran) == 1
-
-
-def test_it_leaves_the_work_to_a_dispenser_of_its_own_and_says_that_beat_runs(
-    ran: list[str],
-) -> None:
-    steady()
-    tasks.dispense()
-    assert ran == []
-    assert DispenserState.objects.filter(kind="beat", digest="").count() == 1
-
-
-def test_one_with_other_settings_or_only_some_rules_is_not_enough(
-    ran: list[str], rules: Rules
-) -> None:
-    steady()
-    rules(r=Rule(limits=[SlidingWindow("10/h")]), another=Rule())
-    tasks.dispense()
-    assert len(ran) == 1
-    some = Dispenser(rules=["r"], name="some", publish=lambda *_: True)
-    some.run_once()
-    tasks.dispense()
-    assert len(ran) == 2
+    assert len(ran) == count
+    if not count:
+        assert DispenserState.objects.filter(kind="beat", digest="").count() == 1
 
 
 def test_the_command_is_steady_and_what_runs_for_a_while_or_for_some_rules_is_not(
