@@ -13,12 +13,13 @@ from datetime import timedelta
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks
+from callqueue import Concurrency, Rule, SlidingWindow, clocks
 from callqueue.dispatch import chores, publisher
 from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, NextLook, RuleGroup
@@ -27,7 +28,7 @@ from callqueue.dispatch.release_pass import Begins, release
 from callqueue.execution import claim
 from callqueue.ledger import ledger_time, rule_rows
 from callqueue.look import alive
-from callqueue.maintenance import cleanup, reconcile, recovery
+from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support.behaviour import send
 from tests.support.ledger import answer
@@ -88,11 +89,8 @@ def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
 
 
 def test_dispensers_of_one_host_name_and_process_id_are_told_apart() -> None:
-    """Two containers may well be alike in both: each would take the other's sign of life for its
-    own.
-    """
-    dispensers = [name_of_process.__wrapped__(7) for _ in range(2)]
-    assert len(set(dispensers)) == 2
+    """Two containers may be alike in both: each would take the other's sign of life for its own."""
+    assert name_of_process.__wrapped__(7) != name_of_process.__wrapped__(7)
     assert Dispenser().name == Dispenser().name
 
 
@@ -177,13 +175,9 @@ def test_a_loop_that_waits_for_a_broker_an_answer_or_a_maker_rests_between_two_l
     due = RuleGroup(("due",), NextLook())
     others = {(str(number),): replace(group, rules=("r",)) for number in range(publisher.SLOW)}
     dispenser.groups = {**others, due.rules: due}
-    assert due.is_due(0.0)
     assert 0 < pause() < 2 * SENT
-    dispenser.groups = {due.rules: due}
-    dispenser.maker = SimpleNamespace(room=lambda: NO_ROOM, begins=lambda: None)
+    dispenser.groups, dispenser.maker = {due.rules: due}, SimpleNamespace(room=lambda: NO_ROOM)
     assert 0 < pause() < 2 * ANSWERS
-    dispenser.maker, due.look_at = None, time.monotonic() + 30
-    assert 0 < pause() < 31
 
 
 def test_a_chore_that_has_no_thread_says_so_and_has_its_turn_later(
@@ -215,41 +209,19 @@ def test_the_next_round_is_when_the_next_call_is_due(rules: Rules) -> None:
     assert rounds.maintain() < chores.ROUND
 
 
-@pytest.mark.parametrize(("is_here", "asked"), [(False, ["one", "two"]), (True, ["one"])])
-def test_a_hook_is_asked_by_its_rules_queue(
-    db: None, monkeypatch: pytest.MonkeyPatch, is_here: bool, asked: list[str]
-) -> None:
-    """One hook at a time, where this process makes all calls."""
-    queues: list[str] = []
-    monkeypatch.setattr(reconcile, "queues_wanted", lambda using: ["one", "two"])
-    monkeypatch.setattr(broker, "is_in_this_process", lambda: is_here)
-    monkeypatch.setattr(broker, "send_beside", lambda *_, queue="": queues.append(queue))
-    (chore,) = (
-        one for one in chores.Chores("default", lambda: None).table if one.name == "reconcile"
-    )
-    chore.do()
-    assert queues == asked
-
-
 def test_who_cleans_up_does_so_once_a_day_or_where_something_is_a_day_overdue(
     db: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, overdue, cleaned = [1e6], [timedelta(hours=23)], list[float]()
+    now, overdue, clean = [1e6], [timedelta(hours=23)], Mock()
     monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(cleanup, "overdue_for", lambda using: overdue[0])
-    monkeypatch.setattr(cleanup, "clean", lambda using, vacuum: cleaned.append(now[0]))
-    rounds = chores.Chores("default", lambda: None, cleans=True)
-    (chore,) = (one for one in rounds.table if one.name == "cleanup")
-    for seconds, is_overdue, count in (
-        (0, False, 0),
-        (86400, False, 1),
-        (9, False, 1),
-        (9, True, 2),
-    ):
+    monkeypatch.setattr(cleanup, "clean", clean)
+    table = {one.name: one for one in chores.Chores("default", lambda: None, cleans=True).table}
+    for seconds, hours, count in ((0, 23, 0), (86400, 23, 1), (9, 23, 1), (9, 24, 2)):
         now[0] += seconds
-        overdue[0] += timedelta(hours=1) * is_overdue
-        chore.do()
-        assert len(cleaned) == count
+        overdue[0] = timedelta(hours=hours)
+        table["cleanup"].do()
+        assert clean.call_count == count
 
 
 def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_is_let_be(
@@ -294,46 +266,32 @@ def test_who_has_room_and_is_in_doubt_of_the_last_pass_looks_no_more_often_for_t
     assert not group.unpublished_from
 
 
-def test_what_is_perhaps_committed_is_taken_back_though_its_rules_are_no_group_any_more(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_made_here", [True, False], ids=["made here", "published"])
+def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, is_made_here: bool
 ) -> None:
-    """Else its lease would end, and a call that nobody has sent would be unknown."""
-    rules(r=Rule(limits=[WIDE]), other=Rule())
-    dispenser = Dispenser(publish=lambda *_: True)
-    dispenser.tick()
-    group, call = dispenser.groups[("r",)], send("r")
-    group.unmade, group.unpublished_from = "me", clocks.monotonic()
-    assert len(release("default", ["r"], begins=Begins("me", claim.READS)).released) == 1
-    monkeypatch.setattr(rule_rows, "are_free", lambda *_: False)
-    rules(other=Rule())
-    dispenser.tick()
-    assert ("r",) not in dispenser.groups
-    assert state(call) == Status.DISPATCHED
-    monkeypatch.setattr(rule_rows, "are_free", lambda *_: True)
-    dispenser.tick()
-    assert state(call) == Status.NEW
-    assert not CallAttempt.objects.open().exists()
-
-
-def test_what_is_being_published_is_looked_after_though_its_rules_are_no_group_any_more(
-    rules: Rules,
-) -> None:
-    """The database is away as a refused message is to be undone: the calls would wait for the
-    release lease to end.
+    """What is perhaps committed, and nobody makes: its lease would end, and a call that nobody has
+    sent would be unknown. And what the broker refused while the database was away.
     """
     rules(r=Rule(limits=[WIDE]), other=Rule())
     dispenser = Dispenser(publish=lambda *_: True)
     dispenser.tick()
-    group, call = dispenser.groups[("r",)], send("r")
+    group, call, done = dispenser.groups[("r",)], send("r"), Event()
     group.unpublished_from = clocks.monotonic()
-    assert len(release("default", ["r"]).released) == 1
-    done = Event()
-    group.sending = SimpleNamespace(done=done, error=OperationalError("it is away"))
+    if is_made_here:
+        group.unmade, begins = "me", Begins("me", claim.READS)
+        monkeypatch.setattr(rule_rows, "are_free", lambda *_: done.is_set())
+    else:
+        begins = None
+        group.sending = SimpleNamespace(done=done, error=OperationalError("it is away"))
+    assert len(release("default", ["r"], begins=begins).released) == 1
     rules(other=Rule())
     dispenser.tick()
+    assert ("r",) not in dispenser.groups
     assert state(call) == Status.DISPATCHED
     done.set()
     for _ in range(2):
         with suppress(OperationalError):
             dispenser.tick()
     assert state(call) == Status.NEW
+    assert not CallAttempt.objects.open().exists()
