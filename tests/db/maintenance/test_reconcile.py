@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
@@ -37,31 +38,14 @@ from tests.support.behaviour import move_ledger, send
 Rules = Callable[..., None]
 
 
-class Provider:
-    """A hook that answers what a test wants, and notes what it was asked."""
-
-    def __init__(self) -> None:
-        self.answer: Any = None
-        self.asked: list[tuple[int, str]] = []
-
-    def __call__(self, call: CallQueue) -> Any:
-        self.asked.append((call.pk, str(call.idempotency_key)))
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return self.answer
-
-
-provider = Provider()
-
-
-def hook(call: CallQueue) -> Any:
-    return provider(call)
+provider = Mock()  # a hook that answers what a test wants, or raises it
 
 
 @pytest.fixture(autouse=True)
 def _provider(rules: Rules) -> None:
-    provider.__init__()  # type: ignore[misc]
-    rules(r=Rule(reconcile="tests.db.maintenance.test_reconcile.hook"), plain=Rule())
+    provider.reset_mock(return_value=True, side_effect=True)
+    provider.return_value = None
+    rules(r=Rule(reconcile="tests.db.maintenance.test_reconcile.provider"), plain=Rule())
 
 
 def unknown(rule: str = "r", **options: Any) -> CallQueue:
@@ -89,26 +73,22 @@ def unknown(rule: str = "r", **options: Any) -> CallQueue:
     ids=repr,
 )
 def test_a_call_becomes_what_the_hook_says_and_its_end_is_announced_once_more(
-    answer: Any, status: int, why: str, due_in: int | None
+    told: Any, answer: Any, status: int, why: str, due_in: int | None
 ) -> None:
-    told = []
-
-    def listen(call_id: int, status: str, **_: Any) -> None:
-        told.append((call_id, status))
-
-    events.call_finished.connect(listen)
-    provider.answer = answer
+    heard = told(events.call_finished)
+    provider.return_value = answer
     call = unknown()
     assert reconcile.ask_due("default") == 1
-    events.call_finished.disconnect(listen)
     again = CallQueue.objects.get(pk=call.pk)
-    assert provider.asked == [(call.pk, str(call.idempotency_key))]
+    (asked,) = (one.args[0] for one in provider.call_args_list)
+    assert (asked.pk, asked.idempotency_key) == (call.pk, call.idempotency_key)
     assert (again.status, again.error_message) == (status, why)
     assert again.idempotency_key == call.idempotency_key
     if due_in is None:
-        assert told == [(call.pk, NAMES_OF_STATUS[status])]
+        ends = [(facts["call_id"], facts["status"]) for facts in heard]
+        assert ends == [(call.pk, NAMES_OF_STATUS[status])]
         return
-    assert (told, again.finished_at_dt, again.ready) == ([], None, not due_in)
+    assert (heard, again.finished_at_dt, again.ready) == ([], None, not due_in)
     left = (again.due_at_dt - database.clock("default")).total_seconds()
     assert due_in - 10 < left <= due_in
 
@@ -125,29 +105,28 @@ def test_a_hook_that_cannot_tell_is_asked_again_after_a_minute_then_less_and_les
     for instant in instants:
         with travel(seconds=instant):
             reconcile.ask_due("default")
-        asked.append(len(provider.asked))
+        asked.append(provider.call_count)
     assert asked == [1, 1, 2, 2, 2, 3, 3, 4]
 
 
-def test_a_hook_is_asked_so_many_times_of_a_call_and_no_more() -> None:
+def test_a_hook_is_asked_so_many_times_of_a_call_until_a_person_requeues_it() -> None:
     call = unknown()
     for _ in range(reconcile.MOST + 3):
         reconcile.ask_due("default")
         CallQueue.objects.update(reconcile_at=None)
-    assert len(provider.asked) == reconcile.MOST
+    assert provider.call_count == reconcile.MOST
     call.refresh_from_db()
-    assert call.status == states.UNKNOWN
+    assert (call.status, call.reconcile_count) == (states.UNKNOWN, reconcile.MOST)
+    call.requeue()
+    assert (call.reconcile_count, call.reconcile_at) == (0, None)
 
 
-def test_a_person_who_requeues_begins_a_new_count_and_a_hook_does_not() -> None:
-    provider.answer = RetryLater("never seen")
+def test_a_hook_that_has_a_call_made_again_begins_no_new_count() -> None:
+    provider.return_value = RetryLater("never seen")
     call = unknown()
     reconcile.ask_due("default")
     call.refresh_from_db()
     assert (call.status, call.reconcile_count) == (states.NEW, 1)
-    CallQueue.objects.update(status=states.UNKNOWN)
-    call.requeue()
-    assert (call.reconcile_count, call.reconcile_at) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +143,8 @@ def test_a_person_who_requeues_begins_a_new_count_and_a_hook_does_not() -> None:
 def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(
     answer: Any, caplog: Any
 ) -> None:
-    provider.answer = answer
+    fails = isinstance(answer, BaseException)
+    provider.configure_mock(**{"side_effect" if fails else "return_value": answer})
     calls = [unknown(), unknown()]
     assert reconcile.ask_due("default") == 0
     assert [CallQueue.objects.get(pk=call.pk).status for call in calls] == [states.UNKNOWN] * 2
@@ -175,7 +155,7 @@ def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
     unknown("plain")
     send("r")
     assert reconcile.ask_due("default") == 0
-    assert provider.asked == []
+    assert not provider.called
 
 
 @pytest.mark.usefixtures("transactional_db")
@@ -226,34 +206,23 @@ def test_an_answer_that_comes_too_late_changes_nothing(rules: Rules) -> None:
     assert call.status == states.NEW
 
 
-def test_a_dispenser_has_workers_of_the_rules_queue_ask(
+def test_a_dispenser_has_workers_of_the_rules_queues_ask_and_who_makes_all_calls_one_thread(
     monkeypatch: pytest.MonkeyPatch, rules: Rules
 ) -> None:
-    rules(r=Rule(queues="payments", reconcile=hook))
+    """Hooks that hang would take all that its callbacks run in."""
+    rules(**{name: Rule(queues=name, reconcile=provider) for name in "abc"})
     sent: list[Any] = []
     monkeypatch.setattr(broker, "send_beside", lambda *given, queue: sent.append((*given, queue)))
     Dispenser(publish=lambda *_: True).run_once()
     assert sent == []
-    unknown()
-    Dispenser(publish=lambda *_: True).run_once()
-    assert sent == [(broker.RECOVER, ("default",), "payments")]
-    assert provider.asked == []
-
-
-def test_who_makes_all_calls_asks_in_one_thread_whatever_their_queues(
-    monkeypatch: pytest.MonkeyPatch, rules: Rules
-) -> None:
-    """Hooks that hang would take all that its callbacks run in."""
-    rules(**{name: Rule(queues=name, reconcile=hook) for name in "abcde"})
-    sent: list[Any] = []
-    monkeypatch.setattr(broker, "send_beside", lambda *given, queue: sent.append(queue))
-    for name in "abcde":
+    for name in "abc":
         unknown(name)
     Dispenser(publish=lambda *_: True).run_once()
-    assert sent == [*"abcde"]
+    assert sent == [(broker.RECOVER, ("default",), name) for name in "abc"]
     with broker.in_this_process():
         Dispenser(publish=lambda *_: True).run_once()
-    assert sent[5:] == ["a"]
+    assert [queue for _, _, queue in sent[3:]] == ["a"]
+    assert not provider.called
 
 
 @pytest.mark.usefixtures("transactional_db")
@@ -281,7 +250,7 @@ def test_the_turn_of_a_worker_that_died_lapses(
     monkeypatch: pytest.MonkeyPatch, minutes: int, set_by: int
 ) -> None:
     """Though the clock be set back meanwhile."""
-    provider.answer = Succeeded()
+    provider.return_value = Succeeded()
     unknown()
     assert reconcile._take_turn("default", "r") is not None
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=set_by))
@@ -311,9 +280,9 @@ def test_a_round_asks_of_no_other_call_once_it_is_late_and_rules_take_turns(
 
 def test_a_time_limit_that_strikes_in_a_hook_ends_the_round() -> None:
     """Else the hard one would kill the process, with all that it has in flight."""
-    provider.answer = SoftTimeLimitExceeded()
+    provider.side_effect = SoftTimeLimitExceeded()
     unknown(), unknown()
     with pytest.raises(SoftTimeLimitExceeded):
         reconcile.ask_due("default")
-    assert len(provider.asked) == 1
+    assert provider.call_count == 1
     assert reconcile.queues_wanted("default") == [""]
