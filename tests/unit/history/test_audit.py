@@ -72,34 +72,26 @@ def test_the_highest_number_in_flight_is_exact() -> None:
         assert judged(Concurrency(3), attempts).highest == max(at_once, default=0)
 
 
-def test_a_full_window_is_used_to_its_share_of_the_time() -> None:
-    counted = [(round(n // 20 * 1.05 * SECOND), 1) for n in range(400)]
-    tallied = tally(SlidingWindow("20/s"), counted)
-    assert tallied.highest == 20
-    assert tallied.share() == pytest.approx(1 / 1.05, abs=0.01)
+DAY = [(round(n // 20 * 1.05 * SECOND), 1) for n in range(400)]
+NEXT_DAY = [(at + 8 * 3600 * SECOND, cost) for at, cost in DAY]
 
 
-def test_one_window_that_was_filled_at_once_is_used_in_full() -> None:
-    assert tally(SlidingWindow("100/h"), [(n, 1) for n in range(100)]).share() == 1.0
-
-
-def test_a_night_without_calls_is_no_lack_of_use() -> None:
-    day = [(round(n // 20 * 1.05 * SECOND), 1) for n in range(200)]
-    night = 8 * 3600 * SECOND
-    tallied = tally(SlidingWindow("20/s"), day + [(at + night, cost) for at, cost in day])
-    assert tallied.share() == pytest.approx(1 / 1.05, abs=0.03)
-
-
-def test_a_bucket_that_ran_at_its_rate_is_used_in_full() -> None:
-    counted = [(0, 10)] + [(n * SECOND // 10, 1) for n in range(1, 300)]
-    tallied = tally(TokenBucket("10/s", burst=10), counted)
-    assert tallied.highest == 10
-    assert tallied.share() == pytest.approx(1.0)
-
-
-def test_a_calendar_window_is_used_by_what_it_took_of_those_that_are_over() -> None:
-    counted = [(0, 10), (SECOND, 5), (2 * SECOND, 1)]
-    assert tally(FixedWindow("10/s"), counted).share() == pytest.approx(0.75)
+@pytest.mark.parametrize(
+    ("limit", "counted", "highest", "share"),
+    [
+        (SlidingWindow("20/s"), DAY, 20, 1 / 1.05),
+        (SlidingWindow("20/s"), DAY + NEXT_DAY, 20, 1 / 1.05),  # a night is no lack of use
+        (SlidingWindow("100/h"), [(n, 1) for n in range(100)], 100, 1),
+        (TokenBucket("10/s", burst=10), [(0, 10)] + [(n * SECOND // 10, 1) for n in range(1, 300)], 10, 1),
+        (FixedWindow("10/s"), [(0, 10), (SECOND, 5), (2 * SECOND, 1)], 10, 0.75),  # of those that are over
+    ],
+)  # fmt: skip
+def test_a_limit_is_used_to_its_share_of_the_time_in_which_it_was(
+    limit: Limit, counted: Any, highest: int, share: float
+) -> None:
+    tallied = tally(limit, counted)
+    assert tallied.highest == highest
+    assert tallied.share() == pytest.approx(share, abs=0.01)
 
 
 def test_the_worst_key_is_named() -> None:
