@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from callqueue import Forecast, Rule, SlidingWindow, database, forecast
+from callqueue import Concurrency, Forecast, Rule, SlidingWindow, database, forecast
 from callqueue.history import sums
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.testing import run_callqueue, travel
-from tests.support.behaviour import Vendor, send
+from tests.support.behaviour import Vendor, release, send
 from tests.support.history import attempt
 from tests.support.ledger import CALL
 
@@ -86,6 +86,20 @@ def test_the_next_call_goes_when_the_first_leaves_as_the_pass_will_find(
     found = send("r").forecast().release_at
     assert found is not None
     assert abs(found - first) < timedelta(seconds=0.2)
+
+
+def test_where_no_time_can_be_given_the_reason_says_why(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/m")]), once=Rule(limits=[Concurrency(1)]))
+    send("once")
+    unknown = send("once").forecast()
+    assert (unknown.position, unknown.release_at) == (2, None)
+    assert "Concurrency 1 is used up, and how long a call takes is not known" in unknown.reason
+    calls = [send("r") for _ in range(3)]
+    release()
+    CallAttempt.objects.update(released_at=ledger_time.now("default") - timedelta(seconds=30))
+    found = calls[-1].forecast()
+    assert found.release_at is None
+    assert "SlidingWindow 2/m" in found.reason and "no worker has begun 2 of them" in found.reason
 
 
 def test_past_the_cap_it_does_not_pretend_to_know(
