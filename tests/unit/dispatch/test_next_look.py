@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import pytest
-
 from callqueue.dispatch.next_look import (
-    AGREE,
     BUSY,
     LOCKED,
-    NO_ROOM,
     NO_STREAK,
     REVIEW,
-    ROOMY,
     TOGETHER,
     TRIES,
     NextLook,
-    Room,
     RuleGroup,
     Streak,
     Wait,
     when_locked,
-    when_outdated,
     when_passed,
 )
 from callqueue.ledger.account import GLANCED, Glance
@@ -38,42 +30,6 @@ def passed(wait: Wait | None = None, last: Streak = NO_STREAK, **more: Any) -> N
     return when_passed(wait or Wait(), last=last, **(facts | more))
 
 
-def test_two_waits_are_for_whatever_comes_first() -> None:
-    assert Wait(until=9) | Wait(until=4, on_answer=True) | UNFINISHED == Wait(4, True, True)
-    assert Wait.for_room(None) == Wait(on_answer=True)
-    assert Wait.for_room(7) == Wait(until=7)
-    for one in (Wait(on_room=True), Wait(is_mid_round=True)):
-        assert one | Wait() == Wait() | one == one
-
-
-@pytest.mark.parametrize(
-    ("room", "most", "only_http"),
-    [
-        (ROOMY, math.inf, None),
-        (NO_ROOM, 0, False),
-        (Room(1, 1), 2, None),
-        (Room(3, 0), 3, True),
-        (Room(0, 2), 2, False),
-        (Room(-4, 1), 1, False),
-        (Room(1, -4), 1, True),
-    ],
-)
-def test_room_is_for_calls_of_two_kinds(room: Room, most: float, only_http: bool | None) -> None:
-    assert (room.most, room.only_http) == (most, only_http)
-    for is_http, count in ((True, room.http), (False, room.handled)):
-        assert room.has(max(0, min(count, 9)) - 1, is_http=is_http) or count < 0
-        assert not room.has(count, is_http=is_http)
-
-
-@pytest.mark.parametrize(
-    ("left", "is_more"),
-    [(NO_ROOM, True), (Room(2, 0), True), (Room(1, 3), True), (Room(2, 3), False), (ROOMY, False)],
-)
-def test_there_is_more_room_where_one_kind_has_more(left: Room, is_more: bool) -> None:
-    assert Room(2, 3).is_more_than(left) == is_more
-    assert not NO_ROOM.is_more_than(Room(-1, -1))
-
-
 def test_what_waits_for_room_goes_on_soon_after_there_is_more() -> None:
     look = passed(UNFINISHED | Wait(on_room=True))
     assert (look.goes_on, look.on_room, look.after) == (False, True, REVIEW)
@@ -84,15 +40,6 @@ def test_what_waits_for_room_goes_on_soon_after_there_is_more() -> None:
     group.obey(passed(opens_in=TOGETHER / 2), now=6.0)
     group.has_room()
     assert group.look_at == 6.0 + TOGETHER / 2, "no later than it was to be"
-
-
-def test_a_group_whose_releases_may_be_unpublished_waits_until_that_is_known() -> None:
-    group = RuleGroup(("r",))
-    group.wake()
-    group.unpublished_from = 4.0
-    assert not group.is_due(now=5.0)
-    group.unpublished_from = 0.0
-    assert group.is_due(now=5.0)
 
 
 def test_attempts_that_are_too_many_to_count_are_no_news() -> None:
@@ -118,74 +65,16 @@ def test_rules_that_are_locked_are_tried_ever_less_often() -> None:
     assert passed(last=look.streak).streak.locked == 0
 
 
-def test_an_outdated_book_is_agreed_upon_first() -> None:
-    look = when_outdated(Streak(locked=3))
-    assert (look.after, look.joins, look.streak.locked) == (AGREE, True, 0)
-
-
 def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() -> None:
+    """And a round of keys is gone through to its end."""
     assert passed(UNFINISHED, has_released=True, opens_in=9.0).goes_on
     first = passed(UNFINISHED, opens_in=9.0)
     second = passed(UNFINISHED, first.streak, opens_in=9.0)
     assert (first.goes_on, second.goes_on, second.after) == (True, False, REVIEW)
-
-
-def test_a_round_of_keys_is_gone_through_to_its_end() -> None:
-    look, mid_round = passed(), UNFINISHED | Wait(is_mid_round=True)
+    look = passed()
     for _ in range(50):
-        look = passed(mid_round, look.streak)
+        look = passed(UNFINISHED | Wait(is_mid_round=True), look.streak)
         assert look.goes_on
-
-
-@pytest.mark.parametrize(
-    ("opens_in", "on_answer", "after"),
-    [(0.2, False, 0.2), (60.0, False, REVIEW), (None, True, REVIEW), (0.1, True, 0.1)],
-)
-def test_what_is_blocked_is_looked_at_when_it_may_go(
-    opens_in: float | None, on_answer: bool, after: float
-) -> None:
-    look = passed(Wait(on_answer=on_answer), opens_in=opens_in, open_attempts=3)
-    assert (look.after, look.on_ready, look.on_answer) == (after, False, on_answer)
-    assert look.open_attempts == 3
-
-
-def test_calls_that_are_ready_and_locked_are_minded_ever_less() -> None:
-    look, rests = passed(), []
-    for _ in range(8):
-        assert look.on_ready
-        rests.append(look.after)
-        look = passed(last=look.streak)
-    assert rests[:3] == [0.0, 2 * POLL, 4 * POLL]
-    assert rests[-1] == REVIEW
-    served = passed(last=look.streak, has_released=True)
-    assert (served.after, served.streak.in_vain) == (0.0, 0)
-
-
-# --- What a dispenser does by it
-
-
-def test_a_group_at_rest_is_due_once_a_call_is_ready() -> None:
-    group = RuleGroup(("r",))
-    assert not group.is_due(now=5.0)
-    group.wake()
-    assert group.is_due(now=5.0)
-    group.obey(passed(opens_in=0.2), now=5.0)
-    assert (group.is_due(now=5.1), group.is_due(now=5.2)) == (False, True)
-
-
-@pytest.mark.parametrize(
-    "news",
-    [Glance(1, 2, 80), Glance(2, 1, 70), Glance(2, 2, 80)],
-    ids=["an end", "the ledger is told", "an end that a release made up for"],
-)
-def test_a_group_that_waits_is_due_once_there_is_news_of_an_attempt(news: Glance) -> None:
-    group, other = RuleGroup(("a", "b")), Glance(1, 0, 60)
-    group.obey(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
-    assert group.waits_for_answer
-    group.notice({"a": Glance(2, 2, 70), "b": other})
-    assert not group.is_due(now=5.0)
-    group.notice({"a": news, "b": other})
-    assert group.is_due(now=5.0)
 
 
 def test_trouble_puts_off_a_pass_but_wakes_nobody_from_rest() -> None:

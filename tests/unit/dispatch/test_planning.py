@@ -151,29 +151,6 @@ def test_a_call_goes_ahead_of_its_slot_by_the_lead_and_not_past_its_end(
     assert made.binding == ({} if sent else {"r": budget.id})
 
 
-def test_a_rule_has_as_much_room_as_the_tightest_of_its_own_limits() -> None:
-    limits = [SlidingWindow("9/m"), Concurrency(4), SlidingWindow("2/m", unit="tokens")]
-    of = account(r=Rule(limits=limits))
-    assert planning.room(of, "r", 500, [""]) == 4
-    assert planning.room(of, "r", 3, [""]) == 3
-    of = account(r=Rule(queues=["e1", "e2"], limits=[SlidingWindow("2/m", per="queue")]))
-    assert [planning.room(of, "r", 9, queues) for queues in (["e1", "e2"], ["e2"], [])] == [4, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("is_open", "most", "cost", "fits"),
-    [(0, 9, 1, 5), (0, 3, 1, 3), (0, 9, 2, 2), (0, 9, 5, 1), (0, 9, 6, 0), (4, 9, 1, 1), (5, 9, 1, 0), (0, 0, 1, 0)],
-)  # fmt: skip
-def test_as_many_fit_as_there_is_room_for(is_open: int, most: int, cost: int, fits: int) -> None:
-    limits = [SlidingWindow("5/m", unit="tokens"), SlidingWindow("3/m")]
-    of = account(r=Rule(limits=limits))
-    tokens, _ = of.book.budgets["r"]
-    of.open[tokens.id, ""] = is_open
-    assert planning.most_that_fits(of.meter(tokens), NOW, most, cost) == fits
-    (call,) = calls("r", 1, cost={"tokens": cost})
-    assert planning.room_for(of, call, most) == fits
-
-
 def test_a_rule_opens_by_the_queue_that_is_free_first_and_says_which_limit_comes_last() -> None:
     limits = [SlidingWindow("9/m"), SlidingWindow("1/m", per="queue")]
     of = account(r=Rule(queues=["e1", "e2"], limits=limits))
@@ -183,9 +160,6 @@ def test_a_rule_opens_by_the_queue_that_is_free_first_and_says_which_limit_comes
     assert planning.opens(of, "r", ["e1", "e2"]) == (NOW + 30 * SECOND + 1, of_queue)
     assert planning.opens(of, "r", ["e1"]) == (NOW + 50 * SECOND + 1, of_queue)
     assert planning.opens(of, "r", []) == (None, None), "all are held"
-    free = account(r=Rule(queues=["e1", "e2"], limits=limits))
-    assert planning.opens(free, "r", ["e1", "e2"]) == (NOW, free.book.budgets["r"][0])
-    assert planning.opens(account(r=Rule()), "r", [""]) == (NOW, None)
     full = account(r=Rule(queues=["e1", "e2"], limits=limits))
     full.open[of_rule.id, ""] = 9
     assert planning.opens(full, "r", ["e1", "e2"]) == (None, of_rule)

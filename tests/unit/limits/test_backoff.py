@@ -10,41 +10,33 @@ from callqueue import Retry
 from callqueue.limits.rules import backoff
 
 
-def test_it_doubles_up_to_the_cap() -> None:
-    waits = [backoff(Retry(base=1, factor=2, cap=60, jitter=False), n, 0) for n in range(1, 9)]
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+@pytest.mark.parametrize(
+    ("retry", "failures", "rand", "seconds"),
+    [
+        *((Retry(base=1, factor=2, cap=60, jitter=False), n, 0, 2 ** (n - 1)) for n in range(1, 7)),
+        (Retry(base=1, factor=2, cap=60, jitter=False), 7, 0, 60),
+        (Retry(base=1.0, factor=2.0, cap=60, jitter=False), 10**18, 0, 60),
+        (Retry(base=0.001, factor=100, cap=60, jitter=False), 10**18, 0, 60),
+        (Retry(base=8, factor=1), 1, 0, 4),
+        (Retry(base=8, factor=1), 1, 0.5, 6),
+        (Retry(base=0, factor=2.0, cap=60), 10**6, 0.5, 0),
+        (Retry(base=3, factor=1, cap=60, jitter=False), 10**6, 0, 3),
+    ],
+)
+def test_it_grows_by_the_factor_up_to_the_cap_and_half_of_it_is_drawn(
+    retry: Retry, failures: int, rand: float, seconds: float
+) -> None:
+    assert backoff(retry, failures, rand) == seconds
 
 
 @given(
-    failures=st.integers(1, 10**6),
-    rand=st.floats(0, 1, exclude_max=True),
-    base=st.floats(0, 100),
-    factor=st.floats(1, 100),
+    st.integers(1, 10**6), st.floats(0, 1, exclude_max=True), st.floats(0, 100), st.floats(1, 100)
 )
 def test_jitter_draws_the_second_half(
     failures: int, rand: float, base: float, factor: float
 ) -> None:
-    whole = backoff(Retry(base=base, factor=factor, cap=600, jitter=False), failures, rand)
-    assert (
-        whole / 2
-        <= backoff(Retry(base=base, factor=factor, cap=600, jitter=True), failures, rand)
-        <= whole
-        <= 600
+    whole, drawn = (
+        backoff(Retry(base=base, factor=factor, cap=600, jitter=jitter), failures, rand)
+        for jitter in (False, True)
     )
-
-
-@pytest.mark.parametrize(("base", "factor"), [(1, 2), (1.0, 2.0), (0.001, 100)])
-def test_no_count_of_failures_is_too_large(base: float, factor: float) -> None:
-    assert backoff(Retry(base=base, factor=factor, cap=60, jitter=False), 10**18, 0) == 60
-
-
-def test_half_of_the_wait_is_certain_and_the_other_half_is_drawn() -> None:
-    assert [backoff(Retry(base=8, factor=1), 1, rand) for rand in (0, 0.5, 0.75)] == [4, 6, 7]
-
-
-def test_a_base_of_nothing_never_waits() -> None:
-    assert backoff(Retry(base=0, factor=2.0, cap=60, jitter=True), 10**6, 0.5) == 0
-
-
-def test_a_factor_of_one_waits_the_base_each_time() -> None:
-    assert backoff(Retry(base=3, factor=1, cap=60, jitter=False), 10**6, 0) == 3
+    assert whole / 2 <= drawn <= whole <= 600

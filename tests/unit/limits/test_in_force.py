@@ -56,17 +56,15 @@ def opinions_of(*all_books: Book) -> dict[str, Any]:
     }
 
 
-def plain(limit: Limit) -> str:
-    return repr(limit)
-
-
 @given(books())
 def test_alone_a_dispenser_goes_by_its_own_settings(book: Book) -> None:
     found = Stated(opinions=opinions_of(book)).book(book)
     for rule, budgets in book.budgets.items():
-        assert [(b.id, b.limit, sorted(b.rules), b.former) for b in budgets] == [
-            (b.id, b.limit, sorted(b.rules), b.former) for b in found.budgets[rule]
-        ]
+        mine, stated = (
+            [(b.id, b.limit, sorted(b.rules), b.former) for b in one]
+            for one in (budgets, found.budgets[rule])
+        )
+        assert mine == stated
     assert found.groups == book.groups
     assert found.unreadable == frozenset()
 
@@ -82,7 +80,7 @@ def test_every_limit_of_every_opinion_holds_for_all_that_it_counts(all_books: li
                     (same,) = [
                         b
                         for b in found.budgets[rule]
-                        if (b.known_as, plain(b.limit)) == (budget.id, plain(budget.limit))
+                        if (b.known_as, repr(b.limit)) == (budget.id, repr(budget.limit))
                     ]
                     assert set(budget.rules) <= set(same.rules)
                     assert set(budget.rules) <= set(found.groups[rule])

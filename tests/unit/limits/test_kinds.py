@@ -13,11 +13,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count
+from itertools import count, pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from callqueue import Rule
+from callqueue.history.audit import tally_of
+from callqueue.ledger.memo import Memo, brought_up, forget_other_levels, kept_level
+from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import (
     SECOND,
     Concurrency,
@@ -27,7 +31,9 @@ from callqueue.limits.kinds import (
     TokenBucket,
     Usage,
 )
+from tests.support.drain_simulation import simulate
 from tests.support.length import examples
+from tests.support.new_kind import Spaced
 
 START = 1_780_000_000 * SECOND
 PATIENCE = 100  # microseconds after an instant that came to nothing, doubled each time
@@ -175,24 +181,6 @@ def test_no_calendar_window_holds_more_though_the_providers_clock_is_off_by_the_
         assert max(Counter((one.wire + off) // SECOND for one in made).values()) <= 5
 
 
-@pytest.mark.parametrize("off", [-0.05, 0.05], ids=["behind", "ahead"])
-def test_calls_beside_the_edge_count_on_both_sides_of_it(off: float) -> None:
-    limit = FixedWindow("5/s")
-    edge = START + 10 * SECOND
-    shifted = edge - int(off * SECOND)  # where the provider, whose clock is off, has its edge
-    quick = [
-        (edge - 40_000, 1),
-        (edge - 10_000, 1),
-        (edge + 10_000, 1),
-    ]  # answered at once: the jitter does not cover them
-    counted_after = [at for at, _ in quick if at >= shifted]
-    now = edge + 60_000
-    meter = limit.meter(
-        Usage(aged=[c for c in quick if c[0] > limit.horizon(now)], since=limit.horizon(now)), now
-    )
-    assert meter.free + len(counted_after) <= limit.n
-
-
 def test_never_more_in_flight_than_concurrency_allows() -> None:
     """Whatever the ledger is told of before the answer."""
     for dice, game in games(50, 1500):
@@ -263,30 +251,34 @@ def test_with_a_backlog_the_whole_of_the_bound_is_used(
         ("America/Los_Angeles", "2026-11-01", 0, 25),
         ("America/Los_Angeles", "2026-07-01", 0, 24),
         ("America/Havana", "2026-03-08", 1, 23),  # it has no midnight
+        ("Antarctica/Troll", "2026-10-25", 0, 26),
     ],
 )
 def test_a_day_is_as_long_as_the_calendar_says(
     zone: str, day: str, begins: int, hours: int
 ) -> None:
-    limit, local = FixedWindow("25000/d", timezone=zone), ZoneInfo(zone)
+    """Days follow each other without gap, and what counts in one, with a jitter at both ends, is
+    within the window.
+    """
+    limit, local = FixedWindow("25000/d", timezone=zone, jitter=60), ZoneInfo(zone)
     noon = datetime.fromisoformat(f"{day}T12:00").replace(tzinfo=local)
     start, end = limit.window(int(noon.timestamp()) * SECOND)
     assert end - start == hours * 3600 * SECOND
     assert datetime.fromtimestamp(start / SECOND, local).hour == begins
+    assert (limit.window(end)[0], limit.window(end - 1)) == (end, (start, end))
+    last = end + limit.jitter_us - 1
+    assert limit.horizon(last) == start - limit.jitter_us >= last - limit.window_us
 
 
-def test_calendar_windows_follow_each_other_without_gap() -> None:
-    zones = ["America/Los_Angeles", "Asia/Kathmandu", "America/Havana", "Africa/Cairo", "UTC"]
-    dice = random.Random(1)
-    for rate in ("9/d", "9/2d", "9/w", "9/h", "9/6h", "9/7h", "9/s"):
-        for zone in zones * examples(4, 40):
-            limit = FixedWindow(rate, timezone=zone)
-            at = dice.randrange(1_577_836_800, 2_051_222_400) * SECOND  # from 2020 to 2035
-            start, end = limit.window(at)
-            assert start <= at < end
-            assert limit.window(end)[0] == end
-            assert limit.window(end - 1) == (start, end)
-            assert end - start <= limit.period_us + 2 * 3600 * SECOND
+@pytest.mark.parametrize("rate", ["9/2d", "9/w", "9/h", "9/6h", "9/7h", "9/s"])
+def test_calendar_windows_follow_each_other_without_gap(rate: str) -> None:
+    dice = random.Random(rate)
+    for zone in ["America/Los_Angeles", "Asia/Kathmandu", "Africa/Cairo"] * examples(4, 40):
+        limit = FixedWindow(rate, timezone=zone)
+        at = dice.randrange(1_577_836_800, 2_051_222_400) * SECOND  # from 2020 to 2035
+        start, end = limit.window(at)
+        assert start <= at < end <= start + limit.period_us + 2 * 3600 * SECOND
+        assert (limit.window(end)[0], limit.window(end - 1)) == (end, (start, end))
 
 
 @pytest.mark.parametrize(("aged", "free"), [([1] * 20, 6), ([20], 0), ([20, 1, 1], 0)])
@@ -298,28 +290,29 @@ def test_a_bucket_is_emptied_once_by_what_a_clock_moved_to_one_instant(
     usage = Usage(0, [(at, cost) for cost in aged], at - limit.window_us, 0)
     assert limit.meter(usage, at).free == 0
     assert limit.meter(usage, at + 6 * SECOND).free == free
+    owed = Usage(0, [(at, 10)] * 4, at - limit.window_us, 6 * limit.period_us, may_owe=True)
+    assert limit.meter(owed, at).free_at(1) == at + (40 - 6 + 1) * SECOND
 
 
-def test_a_bucket_owes_all_that_turned_out_dearer_whatever_a_clock_moved_to_one_instant() -> None:
-    limit, at = TokenBucket("1/s", burst=6), 1_000 * SECOND
-    usage = Usage(0, [(at, 10)] * 4, at - limit.window_us, 6 * limit.period_us, may_owe=True)
-    assert limit.meter(usage, at).free_at(1) == at + (40 - 6 + 1) * SECOND
-
-
-def test_the_usual_jitter_is_a_share_of_the_window() -> None:
-    limits = [
-        SlidingWindow("20/s"),
-        SlidingWindow("500/m"),
-        SlidingWindow("9/d"),
-        TokenBucket("500/m", burst=9),
-        TokenBucket("6/m", burst=100),
-        FixedWindow("9/10s"),
-        FixedWindow("9/d"),
-        Concurrency(3),
-        SlidingWindow("500/m", jitter=0.01),
-    ]
-    seconds = [limit.jitter_us / SECOND for limit in limits]
-    assert seconds == [0.05, 1.2, 1728, 0.05, 20, 0.2, 60, 0.05, 0.01]
+@pytest.mark.parametrize(
+    ("limit", "jitter", "rate"),
+    [
+        (SlidingWindow("20/s"), 0.05, 20),
+        (SlidingWindow("90/m"), 1.2, 1.5),
+        (SlidingWindow("90/m", jitter=0.01), 0.01, 1.5),
+        (TokenBucket("300/m", burst=9), 0.05, 5),
+        (TokenBucket("6/m", burst=100), 20, 0.1),
+        (FixedWindow("90/10s"), 0.2, 9),
+        (FixedWindow("86400/d"), 60, 1),
+        (Concurrency(3), 0.05, None),
+    ],
+    ids=repr,
+)
+def test_the_usual_jitter_is_a_share_of_the_window_and_what_passes_a_second_is_the_rate(
+    limit: Limit, jitter: float, rate: float | None
+) -> None:
+    assert limit.jitter_us / SECOND == jitter
+    assert limit.per_second == (None if rate is None else pytest.approx(rate))
 
 
 @pytest.mark.parametrize("seconds", [0.2, 30])
@@ -356,37 +349,50 @@ def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
         assert not same.free or same.free_at(same.free) == now
 
 
-@pytest.mark.parametrize(
-    ("limit", "rate"),
-    [
-        (SlidingWindow("10/2s"), 5.0),
-        (FixedWindow("90/m"), 1.5),
-        (TokenBucket("1/4s", burst=9), 0.25),
-        (Concurrency(3), None),
-    ],
-    ids=repr,
-)
-def test_what_passes_a_second_is_the_rate(limit: Limit, rate: float | None) -> None:
-    assert limit.per_second == rate
+# --- A kind that callqueue does not have
 
 
-@pytest.mark.parametrize(
-    ("limit", "seconds"),
-    [
-        (SlidingWindow("10/2s", jitter=0.5), 2.5),
-        (FixedWindow("90/m", jitter=2), 2),
-        (TokenBucket("1/4s", burst=9), 32),
-    ],
-    ids=repr,
-)
-def test_nothing_is_lost_while_the_ledger_need_not_know(limit: Limit, seconds: float) -> None:
-    assert limit.patience_us == seconds * SECOND
+def test_a_new_kind_is_kept_at_the_provider() -> None:
+    for dice, game in games(40, 1500):
+        limit = Spaced(dice.choice(RATES), strict=dice.random() < 0.5)
+        wires = sorted(one.wire for one in play(limit, game, dice.choice(LEADS)))
+        assert all((then - before) * limit.n > limit.period_us for before, then in pairwise(wires))
+        tally = tally_of(limit)
+        for wire in wires:
+            tally.add(wire, 1)
+        assert tally.highest == 1
 
 
-def test_what_counts_in_the_longest_day_with_a_jitter_at_both_ends_is_within_the_window() -> None:
-    limit = FixedWindow("9/d", timezone="Antarctica/Troll", jitter=60)
-    noon = int(datetime(2026, 10, 25, 12, tzinfo=ZoneInfo("UTC")).timestamp()) * SECOND
-    begin, end = limit.window(noon)
-    assert end - begin == 26 * 3600 * SECOND
-    last = end + limit.jitter_us - 1
-    assert limit.horizon(last) == begin - limit.jitter_us >= last - limit.window_us
+@pytest.mark.parametrize(("n", "calls"), [(1, 1), (1, 40), (7, 7), (7, 200), (50, 400)])
+def test_a_backlog_of_a_new_kind_drains_as_the_simulation_says(n: int, calls: int) -> None:
+    limit = Spaced(f"{n}/s", jitter=0)
+    book = bind({"r": Rule(limits=[limit])})
+    made = simulate(book, "r", calls, latency=0, delivery=0, notice=0)
+    quick = limit.seconds_until_gone(limit.meter(Usage(), START), calls, START, 0)
+    assert made.last_release == pytest.approx(quick, rel=0.01, abs=0.01)
+
+
+# --- What passes remember of buckets
+
+
+@pytest.mark.parametrize("ended", [9 * SECOND, 10 * SECOND, 10 * SECOND + 1])
+def test_no_charge_is_lost_between_a_level_and_what_is_newer(ended: int) -> None:
+    """Whether it ended before the level's instant, after it, or at it."""
+    budget = bind({"r": Rule(limits=[TokenBucket("1/s", burst=3)])}).budgets["r"][0]
+    memo, now = Memo(), 11 * SECOND
+    usage = Usage(aged=[(ended, 3)])
+    brought_up(memo, budget, "", usage, 10 * SECOND, now)
+    later = brought_up(memo, budget, "", usage, 0, now)
+    assert later.since == 10 * SECOND
+    assert budget.limit.meter(later, now).used == budget.limit.meter(usage, now).used
+
+
+def test_levels_of_other_budgets_are_forgotten() -> None:
+    limits = [TokenBucket("1/s", burst=3)]
+    budgets = bind({"r": Rule(limits=limits), "s": Rule(limits=limits)}).budgets
+    memo, now = Memo(), 11 * SECOND
+    for rule in "rs":
+        brought_up(memo, budgets[rule][0], "", Usage(), 10 * SECOND, now)
+    forget_other_levels(memo, {"r#0"})
+    assert kept_level(memo, budgets["r"][0], "", 0, now)
+    assert kept_level(memo, budgets["s"][0], "", 0, now) is None
