@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from datetime import datetime, timedelta
-from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError, connection
@@ -16,6 +16,7 @@ from callqueue.history import sums
 from callqueue.history.sums import BOUNDS, DAY_S, EVER, HOUR_S, MINUTE_S, QUARTER_S, Sums
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, Sum, Summed
+from tests.support.locking import together
 
 pytestmark = pytest.mark.django_db
 
@@ -61,6 +62,12 @@ def keep(using: str = "default") -> None:
 @pytest.fixture(autouse=True)
 def two_rules(rules: Any) -> None:
     rules(pay=Rule(), chat=Rule())
+
+
+@pytest.fixture
+def several_writers(transactional_db: None) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
 
 
 def attempt(at: datetime, outcome: str = states.SUCCEEDED, **columns: Any) -> CallAttempt:
@@ -110,15 +117,6 @@ def settled(clock: Clock) -> None:
     keep()
 
 
-def add_nothing_for(clock: Clock, seconds: int) -> None:
-    """Time passes in which nothing ends, and somebody adds that up."""
-    clock.go_on(sums.LATE_S)
-    keep()
-    clock.go_on(seconds)
-    Summed.objects.update(until=clock.us - 60_000_000)
-    keep()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_settled_sums_are_the_count_of_the_attempts(clock: Clock, seed: int) -> None:
     """Attempts are recorded up to an hour after their ends; sums are added up now and then."""
@@ -157,16 +155,25 @@ def test_settled_sums_are_the_count_of_the_attempts(clock: Clock, seed: int) -> 
     assert counted("pay").sent > 10
 
 
-def test_what_ended_just_now_is_added_with_what_ended_before_it(clock: Clock) -> None:
+def test_what_ended_just_now_is_added_with_what_ended_before_it(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, though that fails first; and of rules that are in the settings."""
     keep()
     attempt(clock.now)
+    attempt(clock.now, rule="gone")
     keep()
     assert ever() == Sums()
     clock.go_on(sums.LATE_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(Summed, "save", Mock(side_effect=OperationalError("disk full")))
+        with pytest.raises(OperationalError):
+            keep()
+    assert ever() == Sums()
     keep()
     keep()
-    assert ever().sent == 1
-    assert [sum(part) for part in (ever().waits, ever().answers)] == [0, 1]
+    assert (ever().sent, sum(ever().waits), sum(ever().answers)) == (1, 0, 1)
+    assert not Sum.objects.filter(rule="gone").exists()
 
 
 def test_what_was_deleted_before_it_is_settled_stays_counted(clock: Clock) -> None:
@@ -204,50 +211,26 @@ def test_waits_that_nobody_can_tell_any_more_stay_counted(clock: Clock, moved: i
     assert ever().sent == 2
 
 
-def test_two_that_add_up_at_once_count_none_twice(transactional_db: None) -> None:
-    """Threads with connections of their own: one goes on, the others leave it to that one."""
-    if connection.vendor == "sqlite":
-        pytest.skip("one writer at a time")
+def test_two_that_add_up_at_once_count_none_twice(several_writers: None) -> None:
+    """One goes on, the others leave it to that one."""
     now = ledger_time.now("default")
     for seconds in range(300):
         attempt(now - timedelta(seconds=3 * seconds + 5))
-    errors: list[Exception] = []
 
     def work() -> None:
-        try:
-            for _ in range(20):
-                sums.keep("default")
-        except Exception as error:
-            errors.append(error)
-        finally:
-            connection.close()
+        for _ in range(20):
+            sums.keep("default")
 
-    threads = [Thread(target=work) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert not errors
+    together(*[work] * 4)
     assert of("pay", MINUTE_S) == of("pay", QUARTER_S) == ever() == counted("pay")
     assert ever().sent == 300
 
 
-def test_nobody_waits_for_another_that_adds_up(transactional_db: None) -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("one writer at a time")
+def test_nobody_waits_for_another_that_adds_up(several_writers: None) -> None:
     sums.keep("default")
-    done: list[bool] = []
-
-    def work() -> None:
-        done.append(sums.add_up("default") or sums.settle("default"))
-        connection.close()
-
     with database.writing("default"):
         assert sums._locked("default") is not None
-        other = Thread(target=work)
-        other.start()
-        other.join(20)
-        assert done == [False]
+        assert together(lambda: sums.add_up("default") or sums.settle("default")) == [False]
 
 
 def test_sums_of_what_is_to_come_are_not_of_the_last_hour(clock: Clock) -> None:
@@ -264,25 +247,21 @@ def test_after_a_long_silence_it_goes_on_in_steps(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep()
-    first = clock.now
+    first, step = clock.now, timedelta(seconds=sums.STEP_S)
     for hours in range(60):
         attempt(first + timedelta(hours=hours, seconds=1))
     clock.go_on(60 * HOUR_S)
-    assert sums.add_up("default")
-    assert Summed.objects.get().until == database.to_us(first) + 1_000_000 * (
-        sums.STEP_S - sums.LATE_S
-    )
     monkeypatch.setattr(sums, "SPENT_S", 0.0)  # one step, and the next one at the next call
-    until = Summed.objects.get().until
-    sums.keep("default")
-    assert Summed.objects.get().until == until + sums.STEP_S * 1_000_000
+    for steps in (1, 2):
+        sums.keep("default")
+        until = database.from_us(Summed.objects.get().until) + timedelta(seconds=sums.LATE_S)
+        assert until == first + steps * step
     keep()
     assert Summed.objects.get().until == clock.us - sums.LATE_S * 1_000_000
     assert ever() == counted("pay")
     assert ever().sent == 60
-    assert not Sum.objects.filter(
-        width=MINUTE_S, start__lt=clock.seconds - sums.MINUTES_KEPT_S
-    ).exists()
+    old = clock.seconds - sums.MINUTES_KEPT_S
+    assert not Sum.objects.filter(width=MINUTE_S, start__lt=old).exists()
 
 
 def test_what_is_old_goes_while_counters_stay(clock: Clock) -> None:
@@ -290,59 +269,39 @@ def test_what_is_old_goes_while_counters_stay(clock: Clock) -> None:
     for _ in range(12):
         attempt(clock.go_on(20 * 60))
         keep()
-    add_nothing_for(clock, sums.SETTLED_S)
-    assert (of("pay", MINUTE_S).sent, of("pay", QUARTER_S).sent) == (0, 12)
-    add_nothing_for(clock, sums.QUARTERS_KEPT_S)
-    assert ever().sent == 12
-    assert not Sum.objects.filter(width__in=(MINUTE_S, QUARTER_S)).exists()
-
-
-def test_what_fails_is_undone_and_tried_again(clock: Clock, monkeypatch: Any) -> None:
-    keep()
-    attempt(clock.now)
-    clock.go_on(10)
-
-    def fail(row: Summed, **kwargs: Any) -> None:
-        raise OperationalError("disk full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Summed, "save", fail)
-        with pytest.raises(OperationalError):
-            keep()
-    assert ever() == Sums()
-    keep()
-    assert ever().sent == 1
+    for seconds, left in ((sums.SETTLED_S, (0, 12)), (sums.QUARTERS_KEPT_S, (0, 0))):
+        clock.go_on(sums.LATE_S)
+        keep()
+        clock.go_on(seconds)  # in which nothing ends, and somebody adds that up
+        Summed.objects.update(until=clock.us - 60_000_000)
+        keep()
+        assert (of("pay", MINUTE_S).sent, of("pay", QUARTER_S).sent) == left
+        assert ever().sent == 12
 
 
 def test_reading_gives_what_was_added(clock: Clock) -> None:
     """By quarters of an hour, and of the last hour."""
     keep()
-    ended: list[datetime] = []
-    chance = random.Random(5)
+    ended, chance = list[int](), random.Random(5)
     for _ in range(120):
-        now = clock.go_on(chance.choice((5, 60, 1200)))
+        clock.go_on(chance.choice((5, 60, 1200)))
         for _ in range(chance.randrange(1, 4)):
-            attempt(now, chance.choice((states.SUCCEEDED, states.THROTTLED)))
-            ended.append(now)
+            attempt(clock.now, chance.choice((states.SUCCEEDED, states.THROTTLED)))
+            ended.append(clock.seconds)
         keep()
     clock.go_on(sums.LATE_S)
     keep()
     now = clock.seconds
-    at = [database.to_us(one) // 1_000_000 for one in ended]
-
-    def since(start: int) -> int:
-        return sum(one >= start for one in at)
-
     recent = sums.recent("default", ["pay", "chat"], now)
-    minute = now // MINUTE_S * MINUTE_S
-    assert recent["pay"].quarter.sent == since(minute - QUARTER_S) > 0
-    assert recent["pay"].hour.sent == since(minute - HOUR_S) > recent["pay"].quarter.sent
+    for width, found in ((QUARTER_S, recent["pay"].quarter), (HOUR_S, recent["pay"].hour)):
+        since = now // MINUTE_S * MINUTE_S - width
+        assert found.sent == sum(end >= since for end in ended) > 0
     assert recent["chat"].hour == Sums()
     found = sums.series("default", "pay", now - DAY_S, now + 1)
     first = (now - DAY_S) // QUARTER_S * QUARTER_S
     assert [start for start, _ in found] == list(range(first, now + 1, QUARTER_S))
     for start, one in found:
-        assert one.sent == sum(start <= end < start + QUARTER_S for end in at)
+        assert one.sent == sum(start <= end < start + QUARTER_S for end in ended)
         assert one.done + one.throttled == one.sent
     assert ever() == counted("pay")
 
@@ -354,14 +313,6 @@ def test_a_share_of_buckets_is_within_a_bound() -> None:
     assert [sums.share_within(buckets, share) for share in (0.5, 0.9, 0.95, 0.99)] == [
         0.25, 0.25, 30.0, float("inf"),
     ]  # fmt: skip
-
-
-def test_rules_that_are_not_in_the_settings_are_not_added(clock: Clock) -> None:
-    keep()
-    attempt(clock.now, rule="gone")
-    clock.go_on(10)
-    keep()
-    assert not Sum.objects.exists()
 
 
 def test_adding_up_takes_as_many_statements_for_many_rules(

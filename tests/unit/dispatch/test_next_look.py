@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from callqueue.dispatch.next_look import (
     BUSY,
     LOCKED,
@@ -75,6 +77,18 @@ def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() ->
     for _ in range(50):
         look = passed(UNFINISHED | Wait(is_mid_round=True), look.streak)
         assert look.goes_on
+
+
+@pytest.mark.parametrize(
+    ("opens_in", "on_answer", "after"),
+    [(0.2, False, 0.2), (60.0, False, REVIEW), (None, True, REVIEW), (0.1, True, 0.1)],
+)
+def test_what_is_blocked_is_looked_at_when_it_may_go(
+    opens_in: float | None, on_answer: bool, after: float
+) -> None:
+    look = passed(Wait(on_answer=on_answer), opens_in=opens_in, open_attempts=3)
+    assert (look.after, look.on_ready, look.on_answer) == (after, False, on_answer)
+    assert look.open_attempts == 3
 
 
 def test_trouble_puts_off_a_pass_but_wakes_nobody_from_rest() -> None:
