@@ -75,8 +75,7 @@ OWN_THREADS = [
 # of those, what says the same to every database, in Django's own words
 ALIKE = [
     "tests/concurrency/test_beside_the_loop.py",
-    *(f"tests/db/dispatch/test_{name}.py" for name in ("publisher", "standby")),
-    *(f"tests/db/maintenance/test_{name}.py" for name in ("alerts", "breaker")),
+    "tests/db/maintenance/test_breaker.py",
     "tests/db/look/test_doctor.py",
     "tests/db/sending/test_async_and_routers.py",
 ]

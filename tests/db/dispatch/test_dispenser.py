@@ -19,7 +19,7 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow, clocks
+from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks, tasks
 from callqueue.dispatch import chores, publisher
 from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, NextLook, RuleGroup
@@ -30,6 +30,7 @@ from callqueue.ledger import ledger_time, rule_rows
 from callqueue.look import alive
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
+from tests.celery_app import app
 from tests.support.behaviour import send
 from tests.support.ledger import answer
 
@@ -295,3 +296,47 @@ def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
             dispenser.tick()
     assert state(call) == Status.NEW
     assert not CallAttempt.objects.open().exists()
+
+
+# --- What a message carries, and for how long
+
+
+def test_a_message_lasts_as_long_as_its_release_by_the_brokers_own_clock(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`expires` would be compared with the clock of a worker, which may be ten minutes off: it
+    would drop all or nothing.
+    """
+    rules({"LEASE": {"RELEASE": 2, "GRACE": 30}}, r=Rule())
+    sent = Mock()
+    monkeypatch.setattr(tasks.make_api_call, "apply_async", sent)
+    publisher.publish("default", [("q", [1])])
+    options = sent.call_args.kwargs
+    assert (options["expiration"], options.get("expires")) == (2.0, None)
+
+
+def test_the_task_of_a_message_knows_whether_it_makes_the_call_itself(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no HTTP call is made in the task: its time limits may strike, and it may use the ORM."""
+    rules(r=Rule())
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(broker, "send", lambda task, args, given, **_: sent.append(given))
+    send("r")
+    email = {"subject": "s", "message": "b", "to": ["a@example.com"]}
+    CallQueue.objects.send({"method": "send_email", "params": email}, rule="r")
+    Dispenser().run_once()
+    assert sorted(sent, key=len) == [{}, {"here": True}]
+
+
+def test_a_broker_that_refuses_is_named_with_its_address_and_what_it_said(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules(r=Rule())
+    send("r")
+    monkeypatch.setitem(app.conf.changes, "broker_url", "amqp://me:secret@127.0.0.1:1//")
+    monkeypatch.setattr(broker, "send", Mock(side_effect=ConnectionRefusedError("it refuses")))
+    with caplog.at_level("ERROR", logger="callqueue"):
+        Dispenser().run_once()
+    (line,) = (r.getMessage() for r in caplog.records if r.getMessage().startswith("broker_away"))
+    assert "it refuses" in line and "127.0.0.1:1" in line and "secret" not in line

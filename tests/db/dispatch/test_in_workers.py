@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -20,7 +21,7 @@ from celery import current_app
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Rule, SlidingWindow, broker, conf, database, texts, transitions, worker
+from callqueue import Rule, SlidingWindow, broker, conf, database, tasks, texts, transitions, worker
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.next_look import RuleGroup
@@ -240,6 +241,39 @@ def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule_by_its_name_or_th
 # --- Which one releases
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_beats_task_dispenses_where_nobody_else_does_and_says_that_it_runs(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """Whom it leaves the work to: test_who_goes_first."""
+    rules(r=Rule())
+    ran = Mock()
+    monkeypatch.setattr(tasks, "_dispensers", {})
+    other = Dispenser(publish=lambda *_: True, name="of its own")
+    other.membership.kind = STEADY
+    other.run_once()
+    if not is_there:
+        other.leave()
+    monkeypatch.setattr(Dispenser, "run", ran)
+    tasks.dispense()
+    assert ran.called is not is_there
+    if is_there:
+        assert DispenserState.objects.filter(kind=BEAT, digest="").count() == 1
+
+
+def test_the_command_is_steady_and_what_runs_for_a_while_or_for_some_rules_is_not(
+    rules: Rules,
+) -> None:
+    rules(r=Rule())
+
+    def kind(seconds: float | None, **how: Any) -> str:
+        dispenser = Dispenser(publish=lambda *_: True, **how)
+        dispenser.run(stop=Mock(is_set=Mock(side_effect=[False, True, True])), seconds=seconds)
+        return DispenserState.objects.get(pk=dispenser.name).kind
+
+    assert [kind(None), kind(60.0), kind(None, rules=["r"])] == ["steady", "", ""]
+
+
 @pytest.mark.parametrize(
     ("kind", "releases", "other", "is_outranked"),
     [
@@ -394,10 +428,10 @@ def test_tasks_that_have_calls_made_do_not_compute(
     releaser = Releaser("default", seat)
     monkeypatch.setattr(worker, "_releaser", releaser)
     monkeypatch.setattr(worker, "LONG", 0.0)
-    tasks = current_app.tasks
-    worker._task_begins(task_id="1", task=tasks[MAKE_API_CALL], kwargs={})
+    task = current_app.tasks[MAKE_API_CALL]
+    worker._task_begins(task_id="1", task=task, kwargs={})
     assert releaser.kind == WORKER
-    worker._task_begins(task_id="2", task=tasks[MAKE_API_CALL], kwargs={"here": True})
+    worker._task_begins(task_id="2", task=task, kwargs={"here": True})
     time.sleep(0.001)
     assert releaser.kind == BUSY
     worker._task_ends(task_id="2")

@@ -1,17 +1,23 @@
-"""The circuit breaker: a rule whose calls keep failing is held, and held longer where that goes on."""
+"""The circuit breaker: a rule whose calls keep failing is held, and held longer where that goes on; and
+what else goes wrong is told of once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.dispatch import Signal
+from django.utils import timezone
 
 from callqueue import Breaker, Retry, Rule, events, states
-from callqueue.execution import executor
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.execution import executor, wire
 from callqueue.ledger import ledger_time
-from callqueue.models import CallAttempt, Hold
+from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, run, send
 
@@ -143,3 +149,52 @@ def test_what_makes_no_sense_is_refused_by_name(
 ) -> None:
     with pytest.raises(ImproperlyConfigured, match=rf"{kind.__name__}\.{field}"):
         kind(**options)
+
+
+# --- What else goes wrong is told of once, where it happens
+
+LOST = wire.Answer(None, None, error="read timeout", sent=True)
+
+
+@pytest.mark.parametrize(
+    ("signal", "answer", "facts"),
+    [
+        (events.rule_held, (429, {"Retry-After": "60"}, b""), {"per": "rule"}),
+        (events.call_unknown, LOST, {"status": "unknown"}),
+        (events.call_failed, 500, {"status": "failed", "reason": "500 Internal Server Error"}),
+    ],
+)
+def test_what_went_wrong_is_told_once(
+    rules: Rules, remote: Vendor, told: Any, signal: Signal, answer: Any, facts: dict[str, Any]
+) -> None:
+    rules(r=Rule(retry=Retry(max_attempts=1)))
+    heard = told(signal)
+    remote.answers["/"] = lambda: answer
+    call = send("r")
+    if signal is events.rule_held:
+        send("r")  # is refused too
+    run()
+    (said,) = heard
+    assert said.items() >= {"rule": "r", **facts}.items()
+    assert said.get("call_id", call.pk) == call.pk
+
+
+def test_each_call_that_is_done_has_a_line_of_its_own(
+    rules: Rules, remote: Vendor, caplog: Any
+) -> None:
+    rules(r=Rule())
+    calls = [send("r"), send("r")]
+    with caplog.at_level("DEBUG", logger="callqueue"):
+        run()
+    lines = [record.getMessage() for record in caplog.records if record.event == "call_done"]
+    assert sorted(lines) == [f"call_done call_id={call.pk} rule=r attempt=1" for call in calls]
+
+
+def test_a_call_whose_rule_is_gone_is_a_dead_letter_too(rules: Rules, told: Any) -> None:
+    rules(r=Rule())
+    call = send("r")
+    rules(other=Rule())
+    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(minutes=5))
+    heard = told(events.call_failed)
+    Dispenser(publish=lambda *_: True).run_once()
+    assert [facts["call_id"] for facts in heard] == [call.pk]
