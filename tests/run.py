@@ -84,7 +84,7 @@ ALIKE = [
 LIKE_OTHERS = [
     *(
         f"tests/db/dispatch/test_{name}.py"
-        for name in ("backpressure", "born_begun", "known_room", "release_pass", "used_up")
+        for name in ("backpressure", "known_room", "release_pass", "used_up")
     ),
     "tests/db/test_transitions.py",
 ]

@@ -4,7 +4,6 @@ away.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,12 +21,10 @@ from django.utils import timezone
 from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks, tasks
 from callqueue.dispatch import chores, publisher
 from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
-from callqueue.dispatch.next_look import NO_ROOM, ROOMY, NextLook, RuleGroup
-from callqueue.dispatch.publisher import DOUBT
+from callqueue.dispatch.next_look import NO_ROOM, NextLook, RuleGroup
 from callqueue.dispatch.release_pass import Begins, release
 from callqueue.execution import claim
 from callqueue.ledger import ledger_time, rule_rows
-from callqueue.look import alive
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.celery_app import app
@@ -118,26 +115,6 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
 def state(call: CallQueue) -> Status:
     call.refresh_from_db()
     return Status(call.status)
-
-
-def test_a_look_for_what_is_overdue_takes_no_more_than_a_fifth_of_the_loop(
-    db: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With hundreds of thousands of attempts in flight, each look reads them all."""
-    now, looks = [1000.0], list[float]()
-
-    def look(using: str) -> None:
-        looks.append(now[0])
-        now[0] += 0.3
-
-    monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(recovery, "ALL", (look,))
-    rounds = chores.Chores("default", lambda: None)
-    while now[0] < 1015.0:
-        rounds.maintain()
-        now[0] += 0.1
-    assert 9 <= len(looks) <= 10
-    assert 0.3 * len(looks) <= (now[0] - 1000.0) / 5
 
 
 def test_only_one_that_goes_on_running_holds_everything_for_a_sign_that_is_gone(
@@ -245,26 +222,6 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
     done.set()
     dispenser.tick()
     assert (group.sending, CallAttempt.objects.count()) == (None, 1)
-
-
-def test_who_has_room_and_is_in_doubt_of_the_last_pass_looks_no_more_often_for_that(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An operator may have the rules' rows for hours."""
-    rules(r=Rule(limits=[WIDE]))
-    maker = SimpleNamespace(kind=alive.RUN, room=lambda: ROOMY, begins=lambda: None)
-    dispenser = Dispenser(publish=lambda *_: True, maker=maker)
-    dispenser.tick()
-    group = dispenser.groups[("r",)]
-    group.obey(NextLook(on_room=True), time.monotonic() - 1)
-    group.left, group.unpublished_from = NO_ROOM, clocks.monotonic()
-    monkeypatch.setattr(rule_rows, "are_free", lambda *_: False)
-    for _ in range(2):
-        dispenser._poll_at = dispenser.chores.next_round_at = math.inf
-        assert 0 < dispenser.tick() <= DOUBT
-    monkeypatch.setattr(rule_rows, "are_free", lambda *_: True)
-    dispenser.tick()
-    assert not group.unpublished_from
 
 
 @pytest.mark.parametrize("is_made_here", [True, False], ids=["made here", "published"])

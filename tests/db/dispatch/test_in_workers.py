@@ -11,30 +11,32 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from celery import current_app
-from django.db import connection
+from cryptography.fernet import Fernet
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from callqueue import Rule, SlidingWindow, broker, conf, database, tasks, texts, transitions, worker
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
-from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.execution import claim, in_flight
+from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
+from callqueue.exceptions import InvalidCall
+from callqueue.execution import claim, flight, in_flight, recorder, request
 from callqueue.ledger import ledger_time
 from callqueue.limits.in_force import digest_of, opinion_of
 from callqueue.look import alive
 from callqueue.look.alive import BEAT, BUSY, RUN, STEADY, WORKER
 from callqueue.maintenance import recovery
-from callqueue.maker import WorkersMaker, is_consumed
+from callqueue.maker import WorkersMaker, is_consumed, take_off
 from callqueue.models import CallAttempt, CallQueue, DispenserState
+from callqueue.transitions import Job
 from callqueue.worker import Releaser, Seat
 from tests.support.behaviour import Vendor, lose_what_became_of_its_commit, send
 from tests.support.verdicts import wait_until
@@ -150,25 +152,6 @@ def test_while_the_broker_is_away_it_goes_on_with_what_it_makes_itself(
     assert refused == [5, 1]
 
 
-def test_a_broker_is_tried_again_after_as_long_as_it_has_been_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What was a moment costs a moment, and what lasts is tried more and more seldom."""
-    now, waits = [100.0], list[float]()
-    publish = Mock(side_effect=publisher.BrokerAway("it says nothing"))
-    outbox = publisher.Outbox("default", publish, lambda *_: None)
-    with monkeypatch.context() as patched:
-        patched.setattr(time, "monotonic", lambda: now[0])
-        for _ in range(8):
-            outbox.send(RuleGroup(("r",)), [], beside=False)
-            waits.append(outbox.alone_until - now[0])
-            now[0] = outbox.alone_until
-        publish.side_effect = None
-        outbox.send(RuleGroup(("r",)), [], beside=False)
-    assert waits == [1, 1, 2, 4, 8, 16, 20, 20]
-    assert outbox.alone_until < 0
-
-
 def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
     rules: Rules,
     remote: Vendor,
@@ -238,6 +221,87 @@ def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule_by_its_name_or_th
     assert not worker._may_release()
 
 
+# --- What is begun as it is charged
+
+
+def begin() -> list[Job]:
+    """A pass of this process over rule r; the jobs that it has to make then."""
+    ensure_states("default", ["r"])
+    begun = release("default", ["r"], begins=Begins("me", claim.READS)).begun
+    return [] if begun is None else claim.take_begun("default", begun.rows, begun.reading)
+
+
+@pytest.mark.parametrize("keys", [[], [Fernet.generate_key().decode()]], ids=["plain", "sealed"])
+def test_a_job_is_what_a_worker_would_have_begun(
+    rules: Rules, remote: Vendor, keys: list[str]
+) -> None:
+    rules({"ENCRYPTION_KEYS": keys}, r=Rule(limits=[SlidingWindow("100/s")]))
+    options = {"key": "k", "callback": "tests.echo", "cost": {"calls": 2, "tokens": 7}}
+    send("r", **options)
+    (mine,) = begin()
+    attempt = CallAttempt.objects.get()
+    assert (attempt.worker, attempt.started_at, attempt.pk) == (
+        "me",
+        attempt.released_at,
+        mine.attempt.id,
+    )
+    lease = timedelta(seconds=conf.current().lease(conf.current().rules["r"]))
+    assert attempt.lease_until == attempt.released_at + lease
+    send("r", **options)
+    release("default", ["r"])
+    (theirs,) = claim.begin("default", [CallAttempt.objects.latest("pk").pk])
+    own = {"id", "worker", "due_at_dt", "idempotency_key", "released_at", "started_at"}
+    for row, read in (("attempt", claim.OF_ATTEMPT), ("call", claim.READS)):
+        for name in set(read) - own:
+            of_mine, of_theirs = (vars(getattr(job, row))[name] for job in (mine, theirs))
+            assert of_mine == of_theirs, name
+    assert (mine.rule, mine.unfit) == (theirs.rule, theirs.unfit)
+    assert mine.call.idempotency_key
+    assert abs(mine.lease_ends - theirs.lease_ends) < 60
+    recorder.record("default", [request.make(mine)])
+    assert CallQueue.objects.get(pk=mine.call.pk).status == Status.DONE
+
+
+@pytest.mark.parametrize("what", ["is made", "is undone", "cannot be made"])
+def test_what_is_composed_meanwhile_is_sent_and_recorded_once_it_is_begun_for_certain(
+    rules: Rules, remote: Vendor, what: str
+) -> None:
+    """Sent before, it could go twice; recorded before, there is no row yet, and nobody would know
+    what became of it.
+    """
+    monkeypatch = pytest.MonkeyPatch()
+    stands, wait = threading.Event(), flight.Clearance.wait
+    monkeypatch.setattr(flight.Clearance, "wait", lambda one: stands.set() or wait(one))
+    if what == "cannot be made":
+        monkeypatch.setattr(request, "disclose", Mock(side_effect=InvalidCall("params", "odd")))
+
+    def take(begun: Begun) -> Callable[[bool], None]:
+        clear = take_off("default", begun)
+        assert stands.wait(20)
+        assert not remote.requests
+        if what == "is undone":
+            monkeypatch.setattr(connection, "_commit", Mock(side_effect=OperationalError("cut")))
+        return clear
+
+    rules(r=Rule())
+    ensure_states("default", ["r"])
+    send("r")
+    with pytest.raises(OperationalError) if what == "is undone" else nullcontext():
+        release("default", ["r"], begins=Begins("me", claim.READS, take))
+    monkeypatch.undo()
+    in_flight.land(seconds=20)
+    database.close_kept("default")
+    said = CallQueue.objects.get().status, len(remote.requests), CallAttempt.objects.count()
+    assert (
+        said
+        == {
+            "is made": (Status.DONE, 1, 1),
+            "is undone": (Status.NEW, 0, 0),
+            "cannot be made": (Status.FAILED, 0, 1),
+        }[what]
+    )
+
+
 # --- Which one releases
 
 
@@ -294,29 +358,23 @@ def test_the_command_is_steady_and_what_runs_for_a_while_or_for_some_rules_is_no
 def test_who_goes_first(
     rules: Rules, kind: str, releases: bool, other: str, is_outranked: bool
 ) -> None:
+    """Of two alike that release, one goes on."""
     rules(r=Rule())
     digest = digest_of(opinion_of(conf.current().book))
 
-    def judged() -> bool:
-        return alive.is_outranked("default", kind, "m" if kind != BEAT else "", releases=releases)
+    def judged(name: str = "m") -> bool:
+        own = name if kind != BEAT else ""
+        return alive.is_outranked("default", kind, own, releases=releases)
 
-    recovery.beat("default", "z", other, digest="other")
+    recovery.beat("default", "k", other, digest="other")
     assert not judged()
-    recovery.beat("default", "z", other, digest=digest)
+    recovery.beat("default", "k", other, digest=digest)
     assert judged() == is_outranked
+    assert not judged("k") or kind == BEAT, "by himself"
+    if kind == other == WORKER:
+        assert [alive.is_outranked("default", kind, name) for name in "am"] == [False, True]
     DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))
     assert not judged()
-
-
-def test_of_two_that_release_one_goes_on_and_nobody_is_outranked_by_himself(rules: Rules) -> None:
-    rules(r=Rule())
-    digest = digest_of(opinion_of(conf.current().book))
-    for name in ("a", "b"):
-        recovery.beat("default", name, WORKER, digest=digest)
-    assert not alive.is_outranked("default", WORKER, "a")
-    assert alive.is_outranked("default", WORKER, "b")
-    recovery.take_leave("default", "a")
-    assert not alive.is_outranked("default", WORKER, "b", releases=False)
 
 
 def test_who_comes_after_a_worker_that_was_killed_need_not_wait_for_its_silence(
@@ -346,24 +404,13 @@ def seat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seat]:
         yield made
 
 
-@pytest.fixture
-def begin(monkeypatch: pytest.MonkeyPatch, seat: Seat) -> Iterator[Callable[[], Releaser]]:
-    begun: list[Releaser] = []
-    monkeypatch.setattr(worker, "LOOK", 0.05)
-    monkeypatch.setattr(worker, "WAIT", 0.05)
-
-    def begin() -> Releaser:
-        begun.append(Releaser("default", seat))
-        return begun[-1]
-
-    yield begin
-    for one in begun:
-        one.end()
-        one._thread.join(20)
-
-
 def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
-    rules: Rules, remote: Vendor, consumes: Callable[..., None], begin: Callable[[], Releaser]
+    rules: Rules,
+    remote: Vendor,
+    consumes: Callable[..., None],
+    seat: Seat,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """It waits for one that was killed on its host until a sign of life is overdue: another
     container may have the same host's name.
@@ -373,7 +420,10 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     digest, killed = digest_of(opinion_of(conf.current().book)), subprocess.Popen(["true"])
     killed.wait()
     recovery.beat("default", "d", STEADY, digest=digest)
-    call, releaser = send("r"), begin()
+    monkeypatch.setattr(worker, "LOOK", 0.05)
+    monkeypatch.setattr(worker, "WAIT", 0.05)
+    call, releaser = send("r"), Releaser("default", seat)
+    request.addfinalizer(lambda: (releaser.end(), releaser._thread.join(20)))
     time.sleep(0.5)
     assert not releaser.is_releasing
     name = f"{texts.host()}:{killed.pid}:1"
@@ -387,38 +437,7 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     assert releaser.is_releasing
     recovery.beat("default", "d", STEADY, digest=digest)
     wait_until(lambda: not releaser.is_releasing, 10)
-    assert DispenserState.objects.get(pk=releaser.seat.name).digest == ""
-
-
-def test_a_process_that_ends_waits_no_longer_than_for_what_is_being_released(
-    monkeypatch: pytest.MonkeyPatch, rules: Rules, begin: Callable[[], Releaser]
-) -> None:
-    """Not for the pause after which its thread would have tried to have the seat again."""
-    monkeypatch.setattr(worker, "LOOK", 20.0)
-    monkeypatch.setattr(worker, "WAIT", 20.0)
-    rules(r=Rule())
-    releaser = begin()
-    wait_until(lambda: releaser.is_releasing, 10)
-    began = time.monotonic()
-    releaser.end()
-    assert not releaser._thread.is_alive()
-    assert time.monotonic() - began < 10
-
-
-def test_one_that_cannot_release_tries_more_and_more_seldom(
-    monkeypatch: pytest.MonkeyPatch, rules: Rules, begin: Callable[[], Releaser]
-) -> None:
-    tries: list[float] = []
-
-    def fail(self: Releaser) -> None:
-        tries.append(time.monotonic())
-        raise AttributeError("of other code's")
-
-    monkeypatch.setattr(Releaser, "_wait_and_release", fail)
-    rules(r=Rule())
-    begin()
-    wait_until(lambda: len(tries) == 4, 20)
-    assert tries[3] - tries[2] > 2 * (tries[1] - tries[0])
+    assert DispenserState.objects.get(pk=seat.name).digest == ""
 
 
 def test_tasks_that_have_calls_made_do_not_compute(

@@ -13,12 +13,16 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, states
 from callqueue.dispatch import release_pass
+from callqueue.history import audit
 from callqueue.ledger import account
+from callqueue.limits import kinds
 from callqueue.limits.kinds import Limit
+from callqueue.look import look
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
 from tests.support.ledger import CALL, answer
+from tests.support.new_kind import Spaced
 
 Rules = Callable[..., None]
 
@@ -161,3 +165,23 @@ def test_the_next_look_comes_before_the_slot_of_the_next_call(rules: Rules, remo
         assert len(release_pass.release("default", ["r"]).released) == 1
     attempt = CallAttempt.objects.open().get()
     assert attempt.send_at > attempt.released_at
+
+
+@pytest.mark.parametrize(("per", "most"), [("rule", 1), ("queue", 2), ("key", 1)])
+def test_a_new_kind_of_limit_goes_through_everything(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, per: str, most: int
+) -> None:
+    """It is kept, stated, shown, plotted and audited like any other."""
+    monkeypatch.setitem(kinds.KINDS, "Spaced", Spaced)  # type: ignore[arg-type]
+    rules(r=Rule(limits=[Spaced("4/h", per=per)], queues=["a", "b"]))
+    for _ in range(5):
+        send("r", key="k")
+    assert (len(release()), len(release())) == (most, 0)
+    assert CallAttempt.objects.open().count() == most
+    rule = look("default").rule("r")
+    (limit,) = rule.limits
+    assert (limit.used, limit.free) == (most, 0)
+    assert rule.seconds()
+    assert not CallQueue.objects.under_threshold("r", "k")
+    assert not audit.audit("default", since=timedelta(hours=1)).exceeded
+    assert CallQueue.objects.waiting()[0].forecast().reason

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
@@ -21,6 +21,7 @@ from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, KeyTurn
 from tests.support.behaviour import move_ledger, release, send
 from tests.support.ledger import CALL, Later, answer
+from tests.support.locking import held_by_a_host
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
@@ -298,7 +299,7 @@ def test_a_call_that_somebody_has_locked_is_not_its_keys_last_and_keeps_back_no_
     rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
     locked = send("r", key="a")
     send("r", key="a")
-    with locked_elsewhere(locked.pk):
+    with held_by_a_host(locked.pk):
         assert passes(1) == ["a"]
         send("r", key="b")
         assert passes(2) == ["b"]
@@ -317,29 +318,11 @@ def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
         blocked_keys("r", count)
         passes(20)
         assert KeyTurn.objects.filter(blocked_on="").count() == 0
-        seen[count] = min(statements_of_a_pass() for _ in range(3))
+        with CaptureQueriesContext(connection) as made:
+            assert passes(1) == []
+        seen[count] = len(made)
         assert ready_calls.free("default", "r", 256) == []
     assert seen[200] == seen[20]
-
-
-def statements_of_a_pass() -> int:
-    """How many statements a pass makes that releases nothing."""
-    with CaptureQueriesContext(connection) as made:
-        assert passes(1) == []
-    return len(made)
-
-
-@contextmanager
-def locked_elsewhere(pk: int) -> Any:
-    other = connection.copy()
-    try:
-        with other.cursor() as cursor:
-            other.set_autocommit(False)
-            cursor.execute("SELECT id FROM callqueue_callqueue WHERE id = %s FOR UPDATE", [pk])
-            yield
-            other.rollback()
-    finally:
-        other.close()
 
 
 def test_a_dispenser_rests_while_more_keys_are_blocked_than_one_look_sees(rules: Rules) -> None:
@@ -380,16 +363,12 @@ def test_cleanup_takes_away_turns_that_nobody_looks_at_any_more(
     passes(1)
     CallQueue.objects.new().filter(key__in=gone).delete()
     assert KeyTurn.objects.count() == 6
-    at_once, delete_each = list[int](), database.delete_each
-
-    def noted(model: Any, using: str, pks: Sequence[int]) -> int:
-        at_once.append(len(pks)) if model is KeyTurn else None
-        return delete_each(model, using, pks)
-
-    monkeypatch.setattr(database, "delete_each", noted)
+    deletes = Mock(side_effect=database.delete_each)
+    monkeypatch.setattr(database, "delete_each", deletes)
     monkeypatch.setattr(cleanup, "TURNS", 2)
     cleanup.clean("default")
-    assert at_once == [2, 2, 1, 0]
+    turns = [one.args[2] for one in deletes.call_args_list if one.args[0] is KeyTurn]
+    assert list(map(len, turns)) == [2, 2, 1, 0]
     assert list(KeyTurn.objects.values_list("key", flat=True)) == ["waits"]
 
 
