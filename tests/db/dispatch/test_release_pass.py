@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db.models import F
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, states
+from callqueue import Concurrency, Rule, SlidingWindow, states
 from callqueue.dispatch import release_pass
 from callqueue.history import audit
 from callqueue.ledger import account
 from callqueue.limits import kinds
-from callqueue.limits.kinds import Limit
 from callqueue.look import look
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import run_callqueue, travel
@@ -25,25 +22,6 @@ from tests.support.ledger import CALL, answer
 from tests.support.new_kind import Spaced
 
 Rules = Callable[..., None]
-
-
-@pytest.mark.parametrize(
-    ("limits", "cost", "most"),
-    [
-        ([SlidingWindow("3/m")], 1, 3),
-        ([TokenBucket("1/m", burst=4)], 1, 4),
-        ([FixedWindow("2/d", timezone="Asia/Kathmandu")], 1, 2),
-        ([SlidingWindow("10/m"), SlidingWindow("1000/m", unit="tokens")], {"tokens": 300}, 3),
-    ],
-)
-def test_no_more_than_a_limit_allows(
-    rules: Rules, limits: list[Limit], cost: Any, most: int
-) -> None:
-    rules(r=Rule(limits=limits))
-    for _ in range(6):
-        send("r", cost=cost)
-    assert len(release()) == most
-    assert len(release()) == 0
 
 
 def test_a_limit_counts_all_that_is_open_however_much_that_is(
@@ -105,26 +83,6 @@ def test_all_limits_must_admit_a_call(rules: Rules) -> None:
     for _ in range(6):
         send("r")
     assert len(release()) == 2
-
-
-def test_each_key_has_its_own_budget_and_keys_take_turns(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("2/m", per="key"), SlidingWindow("5/m")]))
-    for _ in range(10):
-        send("r", key="flood")
-    for key in "abc":
-        send("r", key=key)
-    assert Counter(call.key for call in release()) == {"flood": 2, "a": 1, "b": 1, "c": 1}
-
-
-def test_named_keys_are_limited_each_by_its_own_limit(rules: Rules) -> None:
-    rules(
-        r=Rule(limits=[SlidingWindow("1/m", per="channel"), SlidingWindow("3/m", per="workspace")])
-    )
-    for channel in ("C1", "C1", "C2", "C3", "C4"):
-        send("r", key={"workspace": "T1", "channel": channel})
-    send("r", key={"workspace": "T2", "channel": "C9"})
-    assert len(release()) == 4
-    assert CallAttempt.objects.filter(key__contains="T1").count() == 3
 
 
 def test_a_call_that_no_limit_could_ever_admit_fails_and_keeps_nobody_back(rules: Rules) -> None:

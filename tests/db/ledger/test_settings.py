@@ -370,15 +370,10 @@ def test_a_changed_limit_stays_in_force_whatever_becomes_of_its_rules(
     assert third.goes() == {}
     control.change_limit("default", "b", "account", None)
     assert third.goes() == {"b": 80}
-
-
-def test_a_changed_rate_that_the_limit_of_today_cannot_have_is_passed_over(
-    waiting: Any, rules: Rules
-) -> None:
-    waiting(r=100)
-    rules(r=LOOSE)
-    control.change_limit("default", "r", "r#0", "10/m")
-    assert Process("now", r=Rule(limits=[Concurrency(3)])).goes() == {"r": 3}
+    control.change_limit("default", "b", "account", "999/h")
+    third.leave()
+    fourth = Process("fourth", b=Rule(limits=[Concurrency(150, name="account")]))
+    assert fourth.goes() == {"b": 50}, "a rate that the limit of today cannot have is passed over"
 
 
 # Who is told.

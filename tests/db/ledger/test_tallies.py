@@ -321,10 +321,6 @@ def five_times(response: Any) -> Any:
     return {"tokens": 500}
 
 
-def spent() -> int:
-    return sum(one.cost["tokens"] for one in CallAttempt.objects.charged())
-
-
 def permits(count: int, cost: int) -> None:
     """Take as many permits of a hundred tokens, up to so many, as are granted; each costs this."""
     with suppress(NotNow):
@@ -347,16 +343,11 @@ def test_workers_of_an_old_release_spend_no_more_than_the_new_dispensers_limit(
         send("r", cost={"tokens": 100})
     dispenser = Process("new", r=Rule(limits=[TALLIED]))
     for _ in range(10):
-        made(dispenser)
-    assert spent() == 5000
-
-
-def made(dispenser: Process) -> None:
-    """One pass of this dispenser, of at most two calls, which are made at once."""
-    dispenser.joins()
-    group, book = dispenser.group_of("r"), dispenser.membership.book
-    made = make_pass("default", group, book, batch=2).released
-    make_together([one.attempt_id for one in made])
+        dispenser.joins()
+        group, book = dispenser.group_of("r"), dispenser.membership.book
+        released = make_pass("default", group, book, batch=2).released
+        make_together([one.attempt_id for one in released])
+    assert sum(one.cost["tokens"] for one in CallAttempt.objects.charged()) == 5000
 
 
 @pytest.mark.parametrize("verb", ["undo", "cancel", "void"])
@@ -417,7 +408,8 @@ def test_what_is_under_way_while_a_limit_becomes_tallied_or_is_not_any_more_is_c
         most = int((rates[-1] or "1500/h").partition("/")[0])
         free = max(0, most - 6 * settled)
         permits(100, 100)
-        assert spent() == max(6 * settled, 6 * settled + free // 100 * 100)
+        spent = sum(one.cost["tokens"] for one in CallAttempt.objects.charged())
+        assert spent == max(6 * settled, 6 * settled + free // 100 * 100)
 
 
 def test_corrections_of_limits_that_are_not_tallied_are_forgotten(rules: Rules) -> None:

@@ -91,6 +91,21 @@ def test_what_is_blocked_is_looked_at_when_it_may_go(
     assert look.open_attempts == 3
 
 
+@pytest.mark.parametrize(
+    "news",
+    [Glance(1, 2, 80), Glance(2, 1, 70), Glance(2, 2, 80)],
+    ids=["an end", "the ledger is told", "an end that a release made up for"],
+)
+def test_a_group_that_waits_is_due_once_there_is_news_of_an_attempt(news: Glance) -> None:
+    group, other = RuleGroup(("a", "b")), Glance(1, 0, 60)
+    group.obey(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
+    assert group.waits_for_answer
+    group.notice({"a": Glance(2, 2, 70), "b": other})
+    assert not group.is_due(now=5.0)
+    group.notice({"a": news, "b": other})
+    assert group.is_due(now=5.0)
+
+
 def test_trouble_puts_off_a_pass_but_wakes_nobody_from_rest() -> None:
     resting, waiting = RuleGroup(("a",)), RuleGroup(("b",))
     waiting.obey(passed(opens_in=0.0), now=5.0)

@@ -35,19 +35,14 @@ def released(made: Plan) -> list[int]:
     return [call.id for call in made.releases]
 
 
-def test_equals_take_turns_and_who_waited_longest_begins() -> None:
+@pytest.mark.parametrize(("priority", "order"), [(0, [11, 1, 12, 2, 13]), (1, [11, 12, 13, 1, 2])])
+def test_higher_priority_goes_first_and_equals_take_turns_from_who_waited_longest(
+    priority: int, order: list[int]
+) -> None:
     shared = SlidingWindow("5/m", name="account")
-    of = account(a=Rule(limits=[shared]), b=Rule(limits=[shared]))
-    waiting = {"a": calls("a", 1, 2, 3), "b": calls("b", 11, 12, 13)}
-    made = planning.plan(of, waiting, FREE, {"a": 7, "b": 4})
-    assert released(made) == [11, 1, 12, 2, 13]
-
-
-def test_a_rule_of_higher_priority_goes_before_turns() -> None:
-    shared = SlidingWindow("3/m", name="account")
-    of = account(a=Rule(limits=[shared]), b=Rule(limits=[shared], priority=1))
-    waiting = {"a": calls("a", 1, 2), "b": calls("b", 11, 12)}
-    assert released(planning.plan(of, waiting, FREE, {"a": 0, "b": 9})) == [11, 12, 1]
+    of = account(a=Rule(limits=[shared]), b=Rule(limits=[shared], priority=priority))
+    waiting, served = {"a": calls("a", 1, 2, 3), "b": calls("b", 11, 12, 13)}, {"a": 7, "b": 4}
+    assert released(planning.plan(of, waiting, FREE, served)) == order
 
 
 def test_what_an_answer_must_make_room_for_waits_for_it() -> None:

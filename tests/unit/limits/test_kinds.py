@@ -315,16 +315,6 @@ def test_the_usual_jitter_is_a_share_of_the_window_and_what_passes_a_second_is_t
     assert limit.per_second == (None if rate is None else pytest.approx(rate))
 
 
-@pytest.mark.parametrize("seconds", [0.2, 30])
-def test_two_per_cent_of_a_day_cost_a_day_no_more_than_the_answers_take(seconds: float) -> None:
-    limit = SlidingWindow("3/d")
-    answered = START + round(seconds * SECOND)
-    made = [Attempt(1, START, START, START, START, answered, START + 200_000)] * 3
-    later = answered + SECOND
-    free_at = limit.meter(usage_at(limit, made, later), later).free_at(1)
-    assert free_at == answered + limit.period_us + 1
-
-
 @pytest.mark.parametrize(
     "limit",
     [
