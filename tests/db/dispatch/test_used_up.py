@@ -14,13 +14,14 @@ from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.ledger import ledger_time, ready_calls
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.ledger.test_clock_jumps import Clocks, answer_all, at_command
+from tests.support.ledger import CALL
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("trusted_workers")]
 
 MINUTE, LATENCY = 60.0, 0.3
 WAITING = 1500
-CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 TOKENS = {"cost": {"tokens": 100}}
+PER_MINUTE = SlidingWindow("9000/m", unit="tokens")
 
 
 class Minute:
@@ -56,20 +57,10 @@ class Minute:
             self.clock.pass_by(wakes - self.clock.mono)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    return at_command(monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("rule", "options", "keys", "most"),
     [
-        (
-            Rule(limits=[SlidingWindow("500/m"), SlidingWindow("9000/m", unit="tokens")]),
-            TOKENS,
-            1,
-            90,
-        ),
+        (Rule(limits=[SlidingWindow("500/m"), PER_MINUTE]), TOKENS, 1, 90),
         (Rule(limits=[SlidingWindow("9000/61s", unit="tokens")]), TOKENS, 1, 90),  # tallied
         (Rule(limits=[TokenBucket("100/s", burst=3000, unit="tokens")]), TOKENS, 1, 60),
         (Rule(limits=[SlidingWindow("900/m")]), {"cost": 10}, 1, 90),
@@ -79,7 +70,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     ids=["tokens", "tallied", "bucket", "costly", "queues", "tokens of keys"],
 )
 def test_a_backlog_behind_a_limit_that_is_used_up_costs_little(
-    clock: Clocks,
     settings: Any,
     monkeypatch: pytest.MonkeyPatch,
     rule: Rule,
@@ -87,6 +77,7 @@ def test_a_backlog_behind_a_limit_that_is_used_up_costs_little(
     keys: int,
     most: int,
 ) -> None:
+    clock = at_command(monkeypatch)
     settings.CALLQUEUE = {"RULES": {"r": rule}}
     ensure_states("default", list(conf.current().rules))
     for key in range(keys):
