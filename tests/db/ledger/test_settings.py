@@ -203,12 +203,15 @@ def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
     assert not of_settings(told)
 
 
-def test_a_limit_that_this_version_does_not_know_stops_its_rules_alone(waiting: Any) -> None:
+@pytest.mark.parametrize("odd", [{"kind": "LeakyBucket"}, {"kind": "SlidingWindow", "colour": 1}])
+def test_a_limit_that_this_version_does_not_know_stops_its_rules_alone(
+    waiting: Any, odd: dict[str, Any]
+) -> None:
     waiting(a=5, b=5)
     newer, older = Process("newer", a=LOOSE, b=LOOSE), Process("older", a=LOOSE, b=LOOSE)
     newer.joins()
     row = OpinionState.objects.get()
-    row.limits["a"][0] = {"kind": "LeakyBucket", "rate": "1/m"}
+    row.limits["a"][0] = {"rate": "1/m", **odd}
     row.digest = "f" * 16
     row.save()
     assert older.goes() == {"b": 5}

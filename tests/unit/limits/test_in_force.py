@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -154,17 +153,6 @@ def test_opinions_are_remembered_for_as_long_as_any_limit_counts() -> None:
     assert Stated(opinions=opinions_of(short)).longest_window < week
     assert Stated(lapsed=[(opinion_of(long), NOW)]).longest_window == week
     assert Stated(opinions=opinions_of(short), rates={"n": "9/w"}).longest_window == week
-
-
-@pytest.mark.parametrize(
-    "data",
-    [{"kind": "LeakyBucket", "rate": "1/s"}, {"kind": "SlidingWindow", "rate": "1/s", "colour": 1}],
-)
-def test_a_limit_of_another_version_is_not_read_as_none(data: dict[str, Any]) -> None:
-    book = bind({"a": Rule(limits=[SlidingWindow("5/m")]), "b": Rule()})
-    found = Stated(opinions={"other": {"a": [data], "b": []}}).book(book)
-    assert found.unreadable == {"a"}
-    assert [b.limit for b in found.budgets["a"]] == [SlidingWindow("5/m")]
 
 
 def test_differences_name_who_says_what() -> None:
