@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -475,62 +475,25 @@ def test_who_waits_for_what_is_in_flight_waits_no_longer_for_what_releases(
 
 
 def test_a_seat_is_one_process_s_and_free_when_it_dies(seat: Seat) -> None:
-    with a_process_that_tries(seat) as (pid, tried):
-        assert seat.take(is_idle=True)
-        assert [next(tried) for _ in range(3)] == [False] * 3
-        seat.leave()
-        wait_until(lambda: next(tried), 10)
-        assert not seat.take(is_idle=True)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: seat.take(is_idle=True), 10)
-        assert seat.is_own()
-
-
-@pytest.mark.parametrize("computes", [True, False])
-def test_a_seat_passes_from_one_that_computes_or_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, seat: Seat, computes: bool
-) -> None:
-    monkeypatch.setattr(worker, "SILENT", 0.3)
-    with a_process_that_tries(seat) as (_, tried):
-        assert seat.take(is_idle=True)
-        for _ in range(5):
-            seat.say(computes=False)
-            assert not next(tried)
-        if computes:
-            seat.say(computes=True)
-        wait_until(lambda: next(tried), 10)
-        assert not seat.is_own()
-        seat.say(computes=True)  # it has no say any more
-        assert not seat.take(is_idle=False)
-        seat.leave()
-        assert not seat.take(is_idle=False)
-
-
-@contextmanager
-def a_process_that_tries(seat: Seat) -> Iterator[tuple[int, Iterator[bool]]]:
-    """A child that tries to take the seat, whenever it is asked, and says whether it has it."""
+    """Whom it passes from else: tests/acceptance/test_a_worker_alone.py."""
     (asked, ask), (answers, answer) = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
-        try:
-            os.close(ask)
-            while os.read(asked, 1):
-                has = seat.is_own() or seat.take(is_idle=True)
-                seat.say(computes=False)
-                os.write(answer, b"y" if has else b"n")
-        finally:
-            os._exit(0)
+        while os.read(asked, 1):
+            os.write(answer, b"y" if seat.take(is_idle=True) else b"n")
+        os._exit(0)
 
-    def tried() -> Iterator[bool]:
-        while True:
-            os.write(ask, b"?")
-            yield os.read(answers, 1) == b"y"
+    def is_others() -> bool:
+        os.write(ask, b"?")
+        return os.read(answers, 1) == b"y"
 
-    try:
-        yield pid, tried()
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for one in (asked, ask, answers, answer):
-            os.close(one)
+    assert seat.take(is_idle=True)
+    assert not is_others()
+    seat.leave()
+    assert is_others()
+    assert not seat.take(is_idle=True)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert seat.take(is_idle=True)
+    for one in (asked, ask, answers, answer):
+        os.close(one)
