@@ -440,6 +440,21 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     assert DispenserState.objects.get(pk=seat.name).digest == ""
 
 
+def test_a_process_that_ends_waits_no_longer_than_for_what_is_being_released(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules, seat: Seat
+) -> None:
+    """Not for the pause after which its thread would have tried to have the seat again."""
+    monkeypatch.setattr(worker, "LOOK", 20.0)
+    monkeypatch.setattr(worker, "WAIT", 20.0)
+    rules(r=Rule())
+    releaser = Releaser("default", seat)
+    wait_until(lambda: releaser.is_releasing, 10)
+    began = time.monotonic()
+    releaser.end()
+    assert not releaser._thread.is_alive()
+    assert time.monotonic() - began < 10
+
+
 def test_tasks_that_have_calls_made_do_not_compute(
     monkeypatch: pytest.MonkeyPatch, seat: Seat
 ) -> None:
