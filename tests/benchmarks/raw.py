@@ -1,8 +1,7 @@
 """Celery without us: a task that makes the call with a session of its process. No table, no limit,
 no record.
 
-As a program: `python -m tests.benchmarks.raw enqueue URL COUNT`, or `loop URL COUNT` for the
-bare session.
+As a program: `python -m tests.benchmarks.raw enqueue URL COUNT` sends so many, `apart` one by one.
 """
 
 from __future__ import annotations
@@ -23,21 +22,16 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_hijack_root_logger=False,
 )
-BODY = b"x" * 200
 _session: requests.Session | None = None
 
 
 @app.task(name="raw.call")
 def call(url: str) -> None:
-    session().post(url, data=BODY, timeout=(3, 27)).raise_for_status()
-
-
-def session() -> requests.Session:
     global _session
     if _session is None:
         _session = requests.Session()
         _session.trust_env = False
-    return _session
+    _session.post(url, data=b"x" * 200, timeout=(3, 27)).raise_for_status()
 
 
 def main(what: str, url: str, count: int) -> None:
@@ -45,16 +39,13 @@ def main(what: str, url: str, count: int) -> None:
         with app.producer_pool.acquire(block=True) as producer:
             for _ in range(count):
                 call.apply_async((url,), producer=producer)
-    elif what == "apart":
-        rand, sent = random.Random(1), []
-        for _ in range(count):
-            time.sleep(rand.uniform(0.1, 0.3))
-            sent.append(time.monotonic())
-            call.delay(url)
-        print(json.dumps(sent))
-    else:
-        for _ in range(count):
-            session().post(url, data=BODY, timeout=(3, 27)).raise_for_status()
+        return
+    rand, sent = random.Random(1), []
+    for _ in range(count):
+        time.sleep(rand.uniform(0.1, 0.3))
+        sent.append(time.monotonic())
+        call.delay(url)
+    print(json.dumps(sent))
 
 
 if __name__ == "__main__":

@@ -9,52 +9,46 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.server import Api
 from tests.support import brokers, servers
+from tests.support.recorder import Recorder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-OUT = ROOT / "bench-out"
-PRELUDE = """\
-from datetime import timedelta
-from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket
-CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}
-"""
+PRELUDE = 'CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}\n'
+_began = time.monotonic()
 
 
 @dataclass
 class Stage:
-    """Where a benchmark runs. `processes` starts callqueue's; `start` any other."""
+    """Where a benchmark runs: `vendor` is the API that is called, `processes` starts callqueue's."""
 
     database: str
     broker: brokers.Broker
-    api: Api
+    vendor: Recorder
     processes: Any
 
-    def configure(self, source: str) -> None:
-        """Settings of this process and of those started from now on; `{queue}` stands for the
-        benchmark's queue.
-        """
-        from django.conf import settings
+    def send(self, count: int, rule: str, path: str = "/ok") -> None:
+        from callqueue.models import CallQueue
 
-        source = PRELUDE + source.replace("{queue}", self.broker.queue())
-        names: dict[str, Any] = {}
-        exec(source, names)
-        self.processes.configure(source)
-        for name, value in names.items():
-            if name.isupper():
-                setattr(settings, name, value)
-        _reload(names)
+        data = {"method": "post", "params": {"url": self.vendor.url(path), "data": "x" * 200}}
+        if count == 1:
+            CallQueue.objects.send(data, rule=rule)
+        else:
+            CallQueue.objects.send_many([data] * count, rule=rule)
 
 
 @contextmanager
 def open_stage(source: str) -> Iterator[Stage]:
-    """Everything that a benchmark of callqueue needs, under settings given as Python source."""
+    """Everything that a benchmark of callqueue needs, under settings given as Python source, in which
+    `{queue}` stands for its queue.
+    """
     for server in ("postgresql", "rabbitmq"):
         if why := servers.refusal(server):
             raise SystemExit(f"The benchmark needs {server}: {why}")
@@ -64,56 +58,95 @@ def open_stage(source: str) -> Iterator[Stage]:
         CALLQUEUE_TEST_DATABASE="postgresql",
         CALLQUEUE_TEST_DB_NAME=database,
     )
-    _sql(f'CREATE DATABASE "{database}"')
+    _on_server(f'CREATE DATABASE "{database}"')
     try:
         with ExitStack() as stack:
             broker = stack.enter_context(brokers.broker("rabbitmq"))
             os.environ.update(broker.environment())
-            api = stack.enter_context(Api())
+            vendor = stack.enter_context(Recorder())
             import django
 
             django.setup()
+            from django.conf import settings
             from django.core.management import call_command
+            from django.core.signals import setting_changed
             from django.db import connections
+
+            from tests.support.fixtures import configured
+            from tests.support.processes import Processes
 
             connections["default"].close()
             connections["default"].settings_dict["NAME"] = database
             call_command("migrate", run_syncdb=True, verbosity=0)
-            from tests.support.processes import Processes
-
             processes = Processes(broker)
             stack.callback(processes.close)
             stack.callback(connections.close_all)
-            stage = Stage(database, broker, api, processes)
-            stage.configure(source)
-            yield stage
+            configured(processes, settings, PRELUDE + source.replace("{queue}", broker.queue()))
+            changed = {"setting": "CALLQUEUE", "value": settings.CALLQUEUE, "enter": True}
+            setting_changed.send(sender=type(settings), **changed)
+            yield Stage(database, broker, vendor, processes)
     finally:
-        _sql(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
+        _on_server(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
 
 
-def _reload(names: dict[str, Any]) -> None:
-    """Tell callqueue and Celery that settings have changed."""
-    from django.conf import settings
-    from django.core.signals import setting_changed
-
-    if "CALLQUEUE" in names:
-        setting_changed.send(
-            sender=type(settings), setting="CALLQUEUE", value=names["CALLQUEUE"], enter=True
-        )
-
-
-def _dsn(name: str) -> str:
-    url = servers.postgresql_url()
-    password = f":{url.password}" if url.password else ""
-    return f"postgresql://{url.user}{password}@{url.host}:{url.port}/{name}"
-
-
-def _sql(*statements: str) -> None:
+def _on_server(statement: str) -> None:
     import psycopg2
 
-    connection = psycopg2.connect(_dsn("postgres"))
+    url = servers.postgresql_url()
+    connection = psycopg2.connect(
+        host=url.host, port=url.port, user=url.user, password=url.password, dbname="postgres"
+    )
     connection.autocommit = True
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+    connection.cursor().execute(statement)
     connection.close()
+
+
+def sql(statement: str) -> None:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"[{time.monotonic() - _began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """The milliseconds that it takes."""
+    began = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - began)
+
+
+def quantiles(waits: Sequence[float], *shares: float) -> list[float]:
+    """The waits that so large shares of them do not exceed; none of none."""
+    ordered = sorted(waits)
+    return [ordered[min(len(ordered) - 1, int(len(ordered) * one))] for one in shares if ordered]
+
+
+MS = ["median ms", "p95 ms", "worst ms"]
+
+
+def in_ms(waits: Sequence[float], digits: int = 1) -> list[str]:
+    """What stands under MS."""
+    return [f"{one:.{digits}f}" for one in quantiles(waits, 0.5, 0.95, 1.0)]
+
+
+def wait_until(is_so: Callable[[], bool], timeout: float, every: float = 0.02) -> float:
+    """The monotonic instant at which it was found to be so; TimeoutError otherwise."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if is_so():
+            return time.monotonic()
+        time.sleep(every)
+    raise TimeoutError(f"not within {timeout} s")
+
+
+def has_ended() -> bool:
+    """Whether all that was sent has been recorded."""
+    from callqueue.models import CallQueue
+
+    rows = CallQueue.objects.order_by()
+    return not any(rows.filter(status=status).exists() for status in (1, 0, 2))

@@ -23,39 +23,39 @@ Status = CallQueue.Status
 QUICK = Retry(base=0.0, jitter=False)
 
 
-def test_a_call_that_succeeds_is_done(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    remote.answers["/pay"] = (201, {"Content-Type": "application/json"}, {"id": 7})
-    call = send("r", "/pay")
-    assert call.status == Status.NEW
-    assert call.finished_at_dt is None
-    assert run() == 1
-    call = fresh(call)
-    assert call.status == Status.DONE
-    assert call.finished_at_dt is not None
-    (attempt,) = call.attempts.all()
-    assert (attempt.number, attempt.outcome, attempt.response_status) == (1, "succeeded", 201)
-    assert attempt.response_body == '{"id": 7}'
-    assert attempt.released_at <= attempt.started_at <= attempt.sent_at <= attempt.finished_at
-    assert attempt.worker
+def send_to(method: str, **params: Any) -> CallQueue:
+    """A call of a handler."""
+    call = CallQueue.objects.send({"method": method, "params": params}, rule="r", key="T1")
+    assert call is not None
+    return call
 
 
-def test_every_verb_of_requests_is_a_method(rules: Rules, remote: Vendor) -> None:
+def status_of(call: CallQueue) -> int:
+    return fresh(call).status
+
+
+def test_calls_of_every_verb_are_done(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
-    for method in ("get", "options", "head", "post", "put", "patch", "delete"):
-        send("r", f"/{method}", method)
+    remote.answers["/post"] = (201, {"Content-Type": "application/json"}, {"id": 7})
+    verbs = ("post", "get", "options", "head", "put", "patch", "delete")
+    call, *_ = [send("r", f"/{verb}", verb) for verb in verbs]
+    assert (call.status, call.finished_at_dt) == (Status.NEW, None)
     assert run() == 7
-    assert {(m, p) for m, p, _ in remote.requests} == {(p[1:], p) for p in remote.paths()}
-    assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
+    assert {(verb, path) for verb, path, _ in remote.requests} == {(v, f"/{v}") for v in verbs}
+    assert CallQueue.objects.done().filter(finished_at_dt__isnull=False).count() == 7
+    (attempt,) = fresh(call).attempts.all()
+    assert (attempt.number, attempt.outcome, attempt.response_status) == (1, "succeeded", 201)
+    assert attempt.response_body == '{"id": 7}' and attempt.worker
+    assert attempt.released_at <= attempt.started_at <= attempt.sent_at <= attempt.finished_at
 
 
 def test_a_failed_attempt_is_retried_and_nothing_of_it_is_erased(
     rules: Rules, remote: Vendor
 ) -> None:
-    rules(r=Rule(retry=QUICK))
+    rules(r=Rule(retry=QUICK), slow=Rule(retry=Retry(base=60, jitter=False)))
     answers = iter([500, 503, 200])
-    remote.answers["/"] = lambda: next(answers)
-    call = send("r")
+    remote.answers |= {"/": lambda: next(answers), "/slow": 500}
+    call, slow = send("r"), send("slow", "/slow")
     run()
     call = fresh(call)
     assert (call.status, call.failed_count) == (Status.ERROR, 1)
@@ -65,16 +65,9 @@ def test_a_failed_attempt_is_retried_and_nothing_of_it_is_erased(
     assert (call.status, call.failed_count) == (Status.DONE, 2)
     said = [(a.number, a.response_status) for a in call.attempts.all()]
     assert said == [(1, 500), (2, 503), (3, 200)]
-
-
-def test_a_retry_waits_for_its_backoff(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=Retry(base=60, jitter=False)))
-    remote.answers["/"] = 500
-    call = send("r")
-    run()
-    assert run() == 0
-    call = fresh(call)
-    assert timedelta(seconds=55) < call.due_at_dt - timezone.now() < timedelta(seconds=61)
+    slow = fresh(slow)
+    assert slow.attempts.count() == 1, "it waits for its backoff"
+    assert timedelta(seconds=50) < slow.due_at_dt - timezone.now() < timedelta(seconds=61)
 
 
 def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(
@@ -89,8 +82,7 @@ def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(
     fresh(call).requeue()
     run()
     keys = {params["headers"]["Idempotency-Key"] for _, _, params in remote.requests}
-    assert len(remote.requests) == 3
-    assert len(keys) == 1
+    assert (len(remote.requests), len(keys)) == (3, 1)
     remote.requests.clear()
     send("r", "/read", "get"), send("g", "/none")
     run()
@@ -99,46 +91,34 @@ def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(
     assert not any("headers" in params for params in without)
 
 
-def test_no_retry_is_planned_for_when_the_idempotency_key_is_too_old(
-    rules: Rules, remote: Vendor
-) -> None:
-    slow = Retry(base=2 * 3600.0, cap=1e6, jitter=False)
-    rules(r=Rule(retry=slow, idempotency_ttl=timedelta(hours=1)))
-    remote.answers["/"] = 500
-    post, put = send("r"), send("r", method="put")
-    run()
-    assert fresh(post).status == Status.FAILED
-    assert "idempotency" in fresh(post).error_message
-    assert fresh(put).status == Status.ERROR
-
-
 def test_an_old_idempotency_key_stops_a_retry_and_neither_a_person_nor_a_call_that_was_refused(
     rules: Rules, remote: Vendor
 ) -> None:
-    rules(r=Rule(retry=QUICK, idempotency_ttl=timedelta(hours=1)))
+    hour, slow = timedelta(hours=1), Retry(base=2 * 3600.0, cap=1e6, jitter=False)
+    rules(
+        slow=Rule(retry=slow, idempotency_ttl=hour), quick=Rule(retry=QUICK, idempotency_ttl=hour)
+    )
     answers = iter([500, 429, 200])
-    remote.answers["/"] = lambda: next(answers)
-    call = send("r")
+    remote.answers |= {"/slow": 500, "/": lambda: next(answers)}
+    post, put, call = send("slow", "/slow"), send("slow", "/slow", "put"), send("quick")
     run()
-    _grow_old(call)
+    assert status_of(post) == Status.FAILED, "its retry would come too late"
+    assert status_of(put) == Status.ERROR
+    CallQueue.objects.filter(pk=call.pk).update(first_sent_dt=timezone.now() - 2 * hour)
     run()
-    assert fresh(call).status == Status.FAILED
-    assert "idempotency" in fresh(call).error_message
-    assert len(remote.requests) == 1, "the retry that waited too long was made"
+    for failed in (post, call):
+        assert status_of(failed) == Status.FAILED and "idempotency" in fresh(failed).error_message
+    assert remote.paths().count("/") == 1, "the retry that waited too long was made"
     fresh(call).requeue()
     run()
-    assert fresh(call).status == Status.ERROR
+    assert status_of(call) == Status.ERROR
     run()
-    assert fresh(call).status == Status.DONE
-    assert len(remote.requests) == 3
-
-
-def _grow_old(call: CallQueue) -> None:
-    CallQueue.objects.filter(pk=call.pk).update(first_sent_dt=timezone.now() - timedelta(hours=2))
+    assert status_of(call) == Status.DONE
+    assert remote.paths().count("/") == 3
 
 
 def test_a_call_refused_nineteen_times_is_still_alive(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=Retry(base=0.0, jitter=False)))
+    rules(r=Rule(retry=QUICK))
     remote.answers["/"] = 429
     call = send("r")
     for _ in range(19):
@@ -147,110 +127,89 @@ def test_a_call_refused_nineteen_times_is_still_alive(rules: Rules, remote: Vend
     assert (call.status, call.failed_count, call.attempts.count()) == (Status.ERROR, 0, 19)
     remote.answers["/"] = 200
     run()
-    assert fresh(call).status == Status.DONE
+    assert status_of(call) == Status.DONE
 
 
 @pytest.fixture
-def own_handlers() -> Iterator[list[Any]]:
+def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is gone afterwards."""
+    before = dict(handlers._registered)
+    yield
+    handlers._registered.clear()
+    handlers._registered.update(before)
+
+
+@pytest.mark.usefixtures("own_handlers")
+def test_a_handler_makes_calls_of_its_own_kind(rules: Rules) -> None:
+    rules(r=Rule(retry=QUICK))
     seen: list[Any] = []
 
     @callqueue.handler("sms")
     def sms(params: Any, context: Context) -> Any:
-        seen.append((params, context))
-        if params.get("fail"):
+        seen.append(context)
+        if params["to"] == "bad":
             raise OSError("line down")
-        return (
-            {"sent": params["to"]}
-            if not params.get("give up")
-            else GiveUp(OSError("no such number"))
-        )
+        return GiveUp(OSError("no such number")) if params["to"] == "never" else {"sent": "1"}
 
-    yield seen
-    handlers._registered.pop("sms")
-
-
-def test_a_handler_makes_calls_of_its_own_kind(rules: Rules, own_handlers: list[Any]) -> None:
-    rules(r=Rule(retry=QUICK))
-    good = CallQueue.objects.send({"method": "sms", "params": {"to": "1"}}, rule="r", key="T1")
-    bad = CallQueue.objects.send({"method": "sms", "params": {"to": "2", "fail": True}}, rule="r")
-    never = CallQueue.objects.send(
-        {"method": "sms", "params": {"to": "3", "give up": True}}, rule="r"
-    )
+    good, bad, never = (send_to("sms", to=to) for to in ("good", "bad", "never"))
     run()
-    assert fresh(good).status == Status.DONE
     assert fresh(good).attempts.get().response_body == '{"sent": "1"}'
-    assert fresh(bad).status == Status.ERROR
+    assert (status_of(good), status_of(bad), status_of(never)) == (3, Status.ERROR, Status.FAILED)
     assert "line down" in fresh(bad).error_message
-    assert fresh(never).status == Status.FAILED
     assert fresh(never).error_message == "OSError: no such number"
-    context = own_handlers[0][1]
+    context = seen[0]
     assert (context.call_id, context.rule, context.key, context.attempt) == (good.pk, "r", "T1", 1)
     assert context.deadline > timezone.now()
 
 
-@pytest.mark.parametrize("spelt", ["sendFax", "SENDFAX", "sendfax"])
-def test_a_handler_is_found_however_its_name_is_spelt(rules: Rules, spelt: str) -> None:
+@pytest.mark.usefixtures("own_handlers")
+def test_a_handler_is_found_however_its_name_is_spelt_and_is_not_async(rules: Rules) -> None:
+    """A coroutine is no result: nobody would have awaited it."""
     rules(r=Rule())
     callqueue.handler("sendFax")(lambda params, context: "faxed")
-    call = CallQueue.objects.send({"method": spelt, "params": {}}, rule="r")
+
+    @callqueue.handler("async")
+    async def later(params: Any, context: Context) -> None: ...
+
+    calls, wrong = [send_to(name) for name in ("sendFax", "SENDFAX", "sendfax")], send_to("async")
     run()
-    handlers._registered.pop("sendfax")
-    assert fresh(call).status == Status.DONE and fresh(call).answer.json() == "faxed"
-
-
-def test_an_async_handler_has_made_nothing(rules: Rules) -> None:
-    """Its coroutine is no result: nobody would have awaited it."""
-    rules(r=Rule())
-
-    @callqueue.handler("fax")
-    async def fax(params: Any, context: Context) -> None: ...
-
-    call = CallQueue.objects.send({"method": "fax", "params": {}}, rule="r")
-    run()
-    handlers._registered.pop("fax")
-    assert fresh(call).status == Status.ERROR
-    assert "the handler is async; write def" in fresh(call).error_message
-
-
-@pytest.mark.parametrize("name", [lambda params, context: None, None, "", 5, "x" * 101], ids=repr)
-def test_a_handler_without_the_name_of_a_method_is_refused_at_once(name: Any) -> None:
-    with pytest.raises(TypeError, match=r'write @callqueue.handler\("name"\)'):
-        callqueue.handler(name)
+    assert [fresh(call).answer.json() for call in calls] == ["faxed"] * 3
+    assert status_of(wrong) == Status.ERROR
+    assert "the handler is async; write def" in fresh(wrong).error_message
+    for name in (lambda params, context: None, None, "", 5, "x" * 101):
+        with pytest.raises(TypeError, match=r'write @callqueue.handler\("name"\)'):
+            callqueue.handler(name)
 
 
 def test_mail_is_sent(rules: Rules) -> None:
     rules(r=Rule())
-    params = {"to": ["a@example.com"], "subject": "Hello", "message": "plain"}
-    params |= {"html_message": "<b>x</b>", "cc": ["c@example.com"]}
-    call = CallQueue.objects.send({"method": "send_email", "params": params}, rule="r")
+    to, cc = ["a@example.com"], ["c@example.com"]
+    call = send_to(
+        "send_email", to=to, cc=cc, subject="Hello", message="plain", html_message="<b>x</b>"
+    )
     run()
-    assert fresh(call).status == Status.DONE
+    assert status_of(call) == Status.DONE
     (message,) = mail.outbox
-    said = (message.to, message.cc, message.subject)
-    assert said == (["a@example.com"], ["c@example.com"], "Hello")
+    assert (message.to, message.cc, message.subject) == (to, cc, "Hello")
 
 
-def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Vendor) -> None:
+def test_a_call_expires_if_it_was_not_begun_in_time(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
-    waiting, released = (
-        send("r", expires_at=in_an_hour()),
-        send("r", "/released", expires_at=in_an_hour(), priority=1),
-    )
-    CallQueue.objects.filter(pk=waiting.pk).update(
-        expires_at_dt=timezone.now() - timedelta(seconds=1)
-    )
+    now, second = timezone.now(), timedelta(seconds=1)
+    waiting, released = (send("r", expires_at=now + timedelta(hours=1), priority=n) for n in (0, 1))
+    CallQueue.objects.filter(pk=waiting.pk).update(expires_at_dt=now - second)
     (call,) = release()
-    CallQueue.objects.filter(pk=call.pk).update(expires_at_dt=timezone.now() - timedelta(seconds=1))
+    CallQueue.objects.filter(pk=call.pk).update(expires_at_dt=now - second)
     executor.execute("default", list(call.attempts.values_list("pk", flat=True)))
-    assert fresh(waiting).status == fresh(released).status == Status.EXPIRED
+    assert status_of(waiting) == status_of(released) == Status.EXPIRED
     assert remote.requests == []
 
 
-def in_an_hour() -> Any:
-    return timezone.now() + timedelta(hours=1)
-
-
 noted: list[Any] = []
+
+
+def note(params: Any, context: Context) -> None:
+    noted.append(params)
 
 
 def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules: Rules) -> None:
@@ -258,16 +217,11 @@ def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules
     sent.
     """
     rules(r=Rule(), more={"HANDLERS": {"note": f"{__name__}.note"}})
-    call = CallQueue.objects.send({"method": "note", "params": {}}, rule="r")
-    assert call is not None
+    call = send_to("note")
     release()
     (job,) = claim.begin("default", [call.attempts.get().pk])
     job.lease_ends = 0.0
     recorder.record("default", [request.make(job)])
     assert not noted
-    ended = (fresh(call).status, fresh(call).failed_count, call.attempts.get().outcome)
+    ended = (status_of(call), fresh(call).failed_count, call.attempts.get().outcome)
     assert ended == (Status.NEW, 0, "voided")
-
-
-def note(params: Any, context: Context) -> None:
-    noted.append(params)

@@ -159,28 +159,23 @@ def test_a_move_is_made_from_the_states_that_the_table_names_and_from_no_other(
 
 
 @pytest.mark.parametrize("start", Status, ids=lambda status: status.name)
-@pytest.mark.parametrize("again", [False, True])
-def test_a_call_that_cannot_be_requeued_says_so(rules: Rules, start: int, again: bool) -> None:
+def test_what_cannot_be_requeued_says_so_and_a_query_counts_what_it_moved(
+    rules: Rules, start: int
+) -> None:
     rules(r=Rule())
-    call = send("r")
-    put(call, start, failed_count=3)
-    if start in (Move.REQUEUE_AGAIN if again else Move.REQUEUE).sources:
-        call.requeue(again=again)
-        assert (call.status, call.failed_count, call.finished_at_dt) == (Status.NEW, 0, None)
-    else:
-        with pytest.raises(IllegalTransition, match=str(call.pk)):
-            call.requeue(again=again)
-
-
-@pytest.mark.parametrize("start", Status, ids=lambda status: status.name)
-def test_a_query_counts_what_it_moved(rules: Rules, start: int) -> None:
-    rules(r=Rule())
-    put(send("r"), start)
-    every = CallQueue.objects.all()
-    assert every.requeue() == (start in Move.REQUEUE.sources)
-    put(every.get(), start)
-    assert every.requeue(again=True) == (start in Move.REQUEUE_AGAIN.sources)
-    put(every.get(), start)
+    call, every = send("r"), CallQueue.objects.all()
+    for again, move in ((False, Move.REQUEUE), (True, Move.REQUEUE_AGAIN)):
+        put(call, start, failed_count=3)
+        assert every.requeue(again=again) == (start in move.sources)
+        put(call, start, failed_count=3)
+        if start in move.sources:
+            fresh(call).requeue(again=again)
+            found = CallQueue.objects.get()
+            assert (found.status, found.failed_count, found.finished_at_dt) == (Status.NEW, 0, None)
+        else:
+            with pytest.raises(IllegalTransition, match=str(call.pk)):
+                fresh(call).requeue(again=again)
+    put(call, start)
     # There is no attempt that nobody has begun, so what is DISPATCHED stays so.
     assert every.cancel() == (start in states.CANCELLABLE)
 

@@ -33,26 +33,15 @@ def _rules(rules: Callable[..., None]) -> None:
     rules(default=Rule(retry=Retry(max_attempts=1)))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (answer(200, json={"price": "4.50"}), r"it costs 4\.50\n"),
-        (answer(404, json={}), r"no price: .*404.*\n"),
-    ],
-)
-def test_a_price(
-    callqueue_transport: FakeTransport, capsys: pytest.CaptureFixture[str], given: Any, said: str
-) -> None:
-    callqueue_transport.add(f"{API}/prices/rye", given)
-    call = shown("ask_for_price")("rye")
-    assert call.callback == "of_the_page.price_arrived"
-    run_callqueue()
-    assert re.fullmatch(said, capsys.readouterr().out)
-
-
-def test_when_all_of_them_are_done(
+def test_a_price_and_a_batch_of_which_all_are_done(
     callqueue_transport: FakeTransport, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    callqueue_transport.add(f"{API}/prices/rye", answer(200, json={"price": "4.50"}))
+    callqueue_transport.add(f"{API}/prices/none", answer(404, json={}))
+    for name, said in (("rye", r"it costs 4\.50\n"), ("none", r"no price: .*404.*\n")):
+        shown("ask_for_price")(name)
+        run_callqueue()
+        assert re.fullmatch(said, capsys.readouterr().out)
     callqueue_transport.default = answer(200, json={"price": "1.25"})
     callqueue_transport.add(f"{API}/prices/7", 404)
     shown("start_report")(3, [str(number) for number in range(10)])

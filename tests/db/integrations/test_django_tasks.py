@@ -100,26 +100,15 @@ def project(rules: Rules, settings: Any) -> Iterator[None]:
     ran.clear()
 
 
-def test_the_backend_says_what_it_supports() -> None:
-    backend = api.default_task_backend
-    assert backend.supports_defer
-    assert backend.supports_async_task
-    assert backend.supports_get_result
-    assert backend.supports_priority
-    assert api.task_backends["default"].__class__.__name__ == "CallQueueBackend"
-
-
 @pytest.mark.parametrize("set_by", [0, 3600, -3600])
 def test_a_task_is_enqueued_runs_and_has_a_result(callqueue_sent: Sent, set_by: int) -> None:
+    supports = ("defer", "async_task", "get_result", "priority")
+    assert all(getattr(api.default_task_backend, f"supports_{what}") for what in supports)
     move_ledger(set_by)
     result = add.enqueue(2, b=3)
     assert (result.status, result.args, result.kwargs) == (Status.READY, [2], {"b": 3})
-    assert (result.started_at, result.finished_at, result.attempts, result.errors) == (
-        None,
-        None,
-        0,
-        [],
-    )
+    assert (result.started_at, result.finished_at, result.attempts) == (None, None, 0)
+    assert result.errors == []
     assert result.enqueued_at is not None
     call = callqueue_sent.assert_call_sent(method="django_task", rule="default", count=1)
     assert result.id == str(call.pk)
@@ -155,18 +144,13 @@ def test_queue_priority_and_run_after_are_the_calls(callqueue_clock: Clock) -> N
     assert add.get_result(deferred.id).is_finished
 
 
-def test_a_task_may_take_its_context() -> None:
-    result = with_context.enqueue("hello")
+def test_a_task_may_take_its_context_or_be_async() -> None:
+    result, word = with_context.enqueue("hello"), later.enqueue("word")
     run_callqueue()
     result.refresh()
     assert result.return_value == ["hello", 1, "RUNNING"]
     assert ran[0].id == result.id
-
-
-def test_async_tasks_and_the_async_methods() -> None:
-    result = later.enqueue("word")
-    run_callqueue()
-    assert later.get_result(result.id).return_value == "WORD"
+    assert later.get_result(word.id).return_value == "WORD"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -202,41 +186,29 @@ def test_a_failure_is_retried_as_the_rule_says_and_is_among_the_errors(
     assert result.last_attempted_at > result.started_at
 
 
-def test_after_the_last_attempt_it_has_failed(callqueue_clock: Clock) -> None:
-    result = broken.enqueue(times=9)
+def test_after_the_last_attempt_or_a_cancel_it_has_failed(callqueue_clock: Clock) -> None:
+    result, cancelled = broken.enqueue(times=9), add.enqueue(1)
+    CallQueue.objects.get(pk=cancelled.id).cancel()
     run_callqueue(skip_waits=True)
-    result.refresh()
+    result.refresh(), cancelled.refresh()
     assert (result.status, result.attempts, len(result.errors)) == (Status.FAILED, 3, 3)
     with pytest.raises(ValueError, match="failed"):
         _ = result.return_value
+    assert cancelled.status == Status.FAILED
+    assert "cancelled" in cancelled.errors[0].traceback
+    assert issubclass(cancelled.errors[0].exception_class, Exception)
 
 
-@pytest.mark.parametrize(("what", "value"), [("none", None), ("nested", {"a": [1, {"b": None}]})])
-def test_return_values_come_back_as_they_were(what: str, value: Any) -> None:
-    result = returns.enqueue(what)
+def test_return_values_come_back_as_they_were_or_are_a_failure_at_once() -> None:
+    sent = {what: returns.enqueue(what) for what in ("none", "nested", "set", "long", "give up")}
     run_callqueue()
-    result.refresh()
-    assert result.return_value == value
-
-
-@pytest.mark.parametrize(
-    ("what", "why"), [("set", "TypeError"), ("long", "KEEP_RESPONSE_BYTES"), ("give up", "no")]
-)
-def test_a_return_value_that_cannot_be_kept_is_a_failure_at_once(what: str, why: str) -> None:
-    result = returns.enqueue(what)
-    run_callqueue()
-    result.refresh()
-    assert (result.status, result.attempts) == (Status.FAILED, 1)
-    assert why in CallQueue.objects.get().error_message
-
-
-def test_a_cancelled_call_is_a_failed_task() -> None:
-    result = add.enqueue(1)
-    CallQueue.objects.all().cancel()
-    result.refresh()
-    assert result.status == Status.FAILED
-    assert "cancelled" in result.errors[0].traceback
-    assert issubclass(result.errors[0].exception_class, Exception)
+    for result in sent.values():
+        result.refresh()
+    assert sent["none"].return_value is None
+    assert sent["nested"].return_value == {"a": [1, {"b": None}]}
+    for what, why in (("set", "TypeError"), ("long", "KEEP_RESPONSE_BYTES"), ("give up", "no")):
+        assert (sent[what].status, sent[what].attempts) == (Status.FAILED, 1)
+        assert why in CallQueue.objects.get(pk=sent[what].id).error_message
 
 
 def test_results_that_there_are_not() -> None:
@@ -254,7 +226,7 @@ def test_results_that_there_are_not() -> None:
         broken.get_result(mine.id)
 
 
-def test_invalid_tasks_are_refused() -> None:
+def test_invalid_tasks_and_rules_are_refused(settings: Any) -> None:
     for changes in (
         {"queue_name": "unknown"},
         {"priority": 101},
@@ -262,6 +234,11 @@ def test_invalid_tasks_are_refused() -> None:
     ):
         with pytest.raises(exceptions.InvalidTask):
             add.using(**changes)
+    options = {"rules": {"x": "sendgird"}, "rule": "sendgrid"}
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": options}}
+    (error,) = api.default_task_backend.check()
+    assert error.id == "callqueue.E005"
+    assert "did you mean 'sendgrid'" in error.msg
 
 
 def test_signals_are_sent(callqueue_clock: Clock) -> None:
@@ -285,15 +262,6 @@ def test_signals_are_sent(callqueue_clock: Clock) -> None:
     broken.enqueue(times=9)
     run_callqueue(skip_waits=True)
     assert heard[1:] == [("task_started", Status.RUNNING)] * 3 + [("task_finished", Status.FAILED)]
-
-
-def test_checks(settings: Any) -> None:
-    settings.TASKS = {
-        "default": {"BACKEND": BACKEND, "OPTIONS": {"rules": {"x": "sendgird"}, "rule": "sendgrid"}}
-    }
-    (error,) = api.default_task_backend.check()
-    assert error.id == "callqueue.E005"
-    assert "did you mean 'sendgrid'" in error.msg
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import callqueue
 from callqueue import Retry, Rule, SlidingWindow
 from callqueue.exceptions import InvalidCall
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.testing import Clock, Sent, assert_call_sent, run_callqueue
+from callqueue.testing import Clock, Sent, run_callqueue
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -100,12 +100,9 @@ def auto() -> str:
 
 @shared_task(base=callqueue.QueuedTask, rule="github", name="tests.queued.returns", bind=True)
 def returns(self: Any, what: str) -> Any:
-    ran.append(self.request.callqueue)
     if what == "ignore":
         raise Ignore
-    return {
-        "odd": {(1, 2): datetime(2026, 1, 1, tzinfo=UTC)},
-    }[what]
+    return {(1, 2): datetime(2026, 1, 1, tzinfo=UTC)}
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +126,9 @@ def last_attempt(call: CallQueue | None) -> CallAttempt:
 # --- Sending and running
 
 
-def test_delay_queues_a_call_and_the_task_runs_when_it_is_admitted(callqueue_sent: Sent) -> None:
+def test_delay_queues_a_call_and_the_task_runs_when_it_is_admitted(
+    callqueue_sent: Sent, django_capture_on_commit_callbacks: Any
+) -> None:
     result = fetch.delay("callqueue", page=2)
     assert ran == []
     assert result.call == callqueue_sent.last
@@ -142,34 +141,25 @@ def test_delay_queues_a_call_and_the_task_runs_when_it_is_admitted(callqueue_sen
     assert fresh(call).status == Status.DONE
     assert json.loads(last_attempt(call).response_body) == {"repo": "callqueue", "page": 2}
     assert (result.state, result.result) == ("SUCCESS", {"repo": "callqueue", "page": 2})
+    with django_capture_on_commit_callbacks(execute=True):
+        fetch.delay_on_commit("a")
+        assert len(callqueue_sent) == 1
+    assert len(callqueue_sent) == 2
 
 
-def test_key_cost_and_unique_key_come_from_the_arguments() -> None:
+def test_what_a_call_has_comes_from_the_arguments_and_options_of_one_call_win() -> None:
     result = keyed.delay(12, tokens=8)
     call = result.call
     assert call is not None
     assert (call.key, call.cost, call.unique_key, call.priority) == ("12", {"tokens": 8}, "12/8", 7)
     assert call.callback == "tests.queued.plain"
-    assert (keyed.delay(customer_id=13).call.key, keyed.delay(13).call.cost) == (
-        "13",
-        {"tokens": 5},
-    )
+    assert keyed.delay(customer_id=13).call.key == "13"
+    assert keyed.delay(13).call.cost == {"tokens": 5}
     again = keyed.delay(12, tokens=8)
     assert (again.call, again.id) == (call, result.id)
-
-
-def test_options_of_one_call_win_over_the_decorators() -> None:
-    call = keyed.apply_async(
-        (1,), rule="github", key="k", cost=3, unique_key="u", priority=2, callback="x"
-    ).call
-    assert (call.rule, call.key, call.cost, call.unique_key, call.priority, call.callback) == (
-        "github",
-        "k",
-        3,
-        "u",
-        2,
-        "x",
-    )
+    own = {"rule": "github", "key": "k", "cost": 3, "unique_key": "u", "priority": 2}
+    call = keyed.apply_async((1,), callback="x", **own).call
+    assert {name: getattr(call, name) for name in own} == own and call.callback == "x"
 
 
 def test_countdown_eta_and_expires(callqueue_clock: Clock) -> None:
@@ -199,58 +189,37 @@ def test_countdown_eta_and_expires(callqueue_clock: Clock) -> None:
         ({"soft_time_limit": 3}, "soft_time_limit"),
         ({"serializer": "pickle"}, "serializer"),
         ({"countdwon": 3}, "countdwon"),
+        ({"not_before": 3}, "not_before: .*eta="),  # as Celery calls it
+        ({"expires_at": 3}, "expires_at: .*expires="),
+        ({"args": (object(),)}, "repo"),
+        ({"args": ("a", bytearray(b"x"))}, "page"),
+        ({"kwargs": {"page": {"x": {1, 2}}}}, "page.x"),
+        ({"args": ("a\0",)}, "repo"),
+        ({"kwargs": {"page": ["\ud800"]}}, "page[0]"),
     ],
 )
-def test_options_without_a_meaning_are_refused_by_name(options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidCall, match=field) as refused:
-        fetch.apply_async(("a",), **options)
+def test_options_without_a_meaning_and_arguments_that_are_no_json_are_refused_by_name(
+    options: dict[str, Any], field: str
+) -> None:
+    field, _, own_name = field.partition(": ")
+    with pytest.raises(InvalidCall, match=own_name or None) as refused:
+        fetch.apply_async(**{"args": ("a",), **options})
     assert refused.value.field == field
     assert not CallQueue.objects.exists()
 
 
-def test_options_of_send_that_celery_calls_otherwise_are_named_as_it_does() -> None:
-    for name, own in (("not_before", "eta="), ("expires_at", "expires=")):
-        with pytest.raises(InvalidCall, match=f"^{name}: .*{own}"):
-            fetch.apply_async(("a",), **{name: timezone.now()})
-
-
-def test_options_that_say_how_a_message_travels_do_nothing() -> None:
-    fetch.apply_async(
-        ("a",), retry=True, retry_policy={"max_retries": 3}, compression="zlib", serializer="json"
-    )
+def test_options_that_say_how_a_message_travels_do_nothing_and_signatures_are_minded() -> None:
+    policy = {"retry": True, "retry_policy": {"max_retries": 3}, "compression": "zlib"}
+    fetch.apply_async(("a",), serializer="json", **policy)
     assert run_callqueue() == 1
+    for arguments in ({}, {"repo": "a", "colour": "red"}):
+        with pytest.raises(TypeError):
+            fetch.delay(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "field"),
-    [
-        ((object(),), {}, "repo"),
-        (("a", bytearray(b"x")), {}, "page"),
-        (("a",), {"page": {"x": {1, 2}}}, "page.x"),
-        (("a\0",), {}, "repo"),
-        (("a",), {"page": ["\ud800"]}, "page[0]"),
-    ],
-)
-def test_an_argument_that_is_no_json_is_named(args: Any, kwargs: Any, field: str) -> None:
-    with pytest.raises(InvalidCall) as refused:
-        fetch.apply_async(args, kwargs)
-    assert refused.value.field == field
-
-
-def test_arguments_that_the_task_does_not_take_are_a_type_error() -> None:
-    with pytest.raises(TypeError):
-        fetch.delay()
-    with pytest.raises(TypeError):
-        fetch.delay("a", colour="red")
-
-
-def test_calling_and_apply_run_at_once_and_queue_nothing() -> None:
+def test_calling_apply_and_always_eager_run_at_once_and_queue_nothing() -> None:
     assert fetch("a") == {"repo": "a", "page": 1}
     assert fetch.apply(("b",)).get() == {"repo": "b", "page": 1}
-    assert not CallQueue.objects.exists()
-
-
-def test_always_eager_runs_one_call_and_a_chain_alike() -> None:
     current_app.conf.task_always_eager = True
     try:
         assert fetch.delay("a").get() == {"repo": "a", "page": 1}
@@ -263,97 +232,82 @@ def test_always_eager_runs_one_call_and_a_chain_alike() -> None:
     assert not CallQueue.objects.exists()
 
 
-def test_delay_on_commit(django_capture_on_commit_callbacks: Any) -> None:
-    with django_capture_on_commit_callbacks(execute=True):
-        fetch.delay_on_commit("a")
-        assert not CallQueue.objects.exists()
-    assert_call_sent(name=fetch.name, count=1)
-
-
 # --- Failing and retrying
 
 
 def test_an_exception_is_a_failed_attempt_and_lands_there_with_its_traceback(
     callqueue_clock: Clock,
 ) -> None:
-    result = broken.delay()
+    result = broken.apply_async(link_error=errback.s())
     run_callqueue()
     call = fresh(result.call)
     assert (call.status, call.failed_count, result.state) == (Status.ERROR, 1, "RETRY")
-    attempt = last_attempt(call)
-    assert attempt.error_message.startswith("ValueError: it broke\n")
-    assert attempt.error_message.rstrip().endswith("ValueError: it broke")
-    assert 'raise ValueError("it broke")' in attempt.error_message
-    assert len(attempt.error_message) <= 2000
+    message = last_attempt(call).error_message
+    assert message.startswith("ValueError: it broke\n")
+    assert message.rstrip().endswith("ValueError: it broke")
+    assert 'raise ValueError("it broke")' in message and len(message) <= 2000
+    assert ran == ["broken"]
     run_callqueue(skip_waits=True)
-    assert ran == ["broken"] * 3
+    assert ran == ["broken"] * 3 + [("errback", result.id)], "once, after the last attempt"
     assert (fresh(call).status, result.state) == (Status.FAILED, "FAILURE")
     assert "it broke" in str(result.result)
+
+
+@shared_task(name="tests.queued.plain_stubborn", bind=True)
+def plain_stubborn(self: Any) -> str:
+    ran.append((self.request.retries, "plain"))
+    if not self.request.retries:
+        raise self.retry(countdown=600)
+    return "done"
 
 
 def test_retry_goes_through_the_table_when_it_asked_to(
     callqueue_clock: Clock, callqueue_sent: Sent
 ) -> None:
+    """A plain task's that a call names, too."""
     result = stubborn.delay(1, countdown=600)
+    plain_data = {"method": "celery_task", "params": {"name": plain_stubborn.name}}
+    calls = [result.call, CallQueue.objects.send(plain_data, rule="github")]
     run_callqueue()
-    call = fresh(result.call)
-    assert (call.status, call.failed_count) == (Status.ERROR, 1)
-    assert "not yet" in call.error_message
+    for call in calls:
+        assert (fresh(call).status, fresh(call).failed_count) == (Status.ERROR, 1)
+    assert "not yet" in fresh(result.call).error_message
     callqueue_clock.forward(minutes=9)
     assert run_callqueue() == 0
     callqueue_clock.forward(minutes=2)
-    assert run_callqueue() == 1
-    assert ran == [(0, result.id), (1, result.id)]
-    assert fresh(call).status == Status.DONE
-    assert len(callqueue_sent) == 1
+    assert run_callqueue() == 2
+    assert ran == [(0, result.id), (0, "plain"), (1, result.id), (1, "plain")]
+    assert {fresh(call).status for call in calls} == {Status.DONE}
+    assert len(callqueue_sent) == 2
 
 
-def test_retry_without_a_time_waits_as_the_rule_says(callqueue_clock: Clock) -> None:
-    result = stubborn.delay(1)
+def test_retry_without_a_time_waits_as_the_rule_says_and_not_with_other_arguments(
+    callqueue_clock: Clock,
+) -> None:
+    result, refused = stubborn.delay(1), stubborn.apply_async((1,), {"args": (0,)})
     run_callqueue()
     wait = fresh(result.call).due_at_dt - callqueue_clock.now()
     assert timedelta(seconds=50) < wait <= timedelta(seconds=60)
+    assert fresh(refused.call).status == Status.FAILED
+    assert "retry(args=...) is not offered" in fresh(refused.call).error_message
 
 
-def test_past_max_retries_the_call_has_failed(callqueue_clock: Clock, settings: Any) -> None:
+def test_past_max_retries_the_call_has_failed_and_autoretry_is_a_retry(
+    callqueue_clock: Clock, settings: Any
+) -> None:
     settings.CALLQUEUE = {"RULES": {"github": Rule(retry=Retry(max_attempts=50, base=1.0))}}
-    result = stubborn.delay(9, countdown=1)
+    tried_in_vain = stubborn.delay(9, countdown=1)
     run_callqueue(skip_waits=True)
     assert [retries for retries, _ in ran] == [0, 1, 2]
-    assert fresh(result.call).status == Status.FAILED
-
-
-def test_autoretry_waits_as_long_as_it_says(callqueue_clock: Clock) -> None:
+    assert fresh(tried_in_vain.call).status == Status.FAILED
+    ran.clear()
     result = auto.delay()
     run_callqueue()
     assert fresh(result.call).status == Status.ERROR
+    wait = fresh(result.call).due_at_dt - callqueue_clock.now()
+    assert timedelta(seconds=20) < wait <= timedelta(seconds=30)
     run_callqueue(skip_waits=True)
     assert (ran, result.result) == (["auto", "auto"], "second")
-
-
-def test_retry_with_other_arguments_is_refused() -> None:
-    result = stubborn.apply_async((1,), {"args": (0,)})
-    run_callqueue()
-    assert fresh(result.call).status == Status.FAILED
-    assert "retry(args=...) is not offered" in fresh(result.call).error_message
-
-
-def test_a_plain_task_of_a_call_is_retried_by_the_table_too(callqueue_clock: Clock) -> None:
-    @shared_task(name="tests.queued.plain_stubborn", bind=True)
-    def plain_stubborn(self: Any) -> str:
-        ran.append(self.request.retries)
-        if not self.request.retries:
-            raise self.retry(countdown=30)
-        return "done"
-
-    call = CallQueue.objects.send(
-        {"method": "celery_task", "params": {"name": "tests.queued.plain_stubborn"}}, rule="github"
-    )
-    run_callqueue()
-    assert (ran, fresh(call).status) == ([0], Status.ERROR)
-    callqueue_clock.forward(31)
-    run_callqueue()
-    assert (ran, fresh(call).status) == ([0, 1], Status.DONE)
 
 
 def test_a_result_that_is_no_json_is_kept_as_text_and_ignoring_is_success() -> None:
@@ -375,48 +329,33 @@ def test_link_is_sent_with_the_result_once_the_task_has_succeeded() -> None:
     assert ("plain", {"repo": "b", "page": 1}, None) in ran
 
 
-def test_link_error_is_sent_once_when_the_last_attempt_has_failed(callqueue_clock: Clock) -> None:
-    result = broken.apply_async(link_error=errback.s())
-    run_callqueue()
-    assert ran == ["broken"]
-    run_callqueue(skip_waits=True)
-    assert ran == ["broken"] * 3 + [("errback", result.id)]
-
-
-def test_a_chain_goes_on_when_the_queued_task_has_succeeded(callqueue_sent: Sent) -> None:
+def test_a_chain_goes_on_when_the_queued_task_has_succeeded_and_ends_where_one_has_failed(
+    callqueue_clock: Clock, callqueue_sent: Sent
+) -> None:
     result = chain(add.s(1, 2), add.s(3), plain.s("end")).apply_async()
     assert len(callqueue_sent) == 1
     run_callqueue()
     assert ran == [(1, 2), (3, 3), ("plain", 6, "end")]
-    assert len(callqueue_sent) == 2
-    assert result.parent.parent.id == callqueue_sent[0].call_data["params"]["headers"]["id"]
-    assert result.parent.id == callqueue_sent[1].call_data["params"]["headers"]["id"]
-
-
-def test_a_chain_ends_where_a_task_has_failed(callqueue_clock: Clock, callqueue_sent: Sent) -> None:
+    assert [result.parent.parent.id, result.parent.id] == ids_of(callqueue_sent)
+    ran.clear()
     chain(broken.si(), add.si(1, 2)).apply_async(link_error=errback.s())
     run_callqueue(skip_waits=True)
-    assert ran[:3] == ["broken"] * 3
-    assert (1, 2) not in ran
-    assert len(callqueue_sent) == 1
+    assert ran[:3] == ["broken"] * 3 and (1, 2) not in ran
+    assert len(callqueue_sent) == 3
 
 
-def test_a_group_is_as_many_calls(callqueue_sent: Sent) -> None:
+def ids_of(sent: Sent) -> list[str]:
+    return [call.call_data["params"]["headers"]["id"] for call in sent]
+
+
+def test_a_group_is_as_many_calls_and_a_chord_needs_a_result_backend(callqueue_sent: Sent) -> None:
     result = group(add.s(n, n) for n in range(3)).apply_async()
     assert len(callqueue_sent) == 3
     run_callqueue()
     assert sorted(ran) == [(0, 0), (1, 1), (2, 2)]
-    assert [child.id for child in result.children] == [
-        c.call_data["params"]["headers"]["id"] for c in callqueue_sent
-    ]
-
-
-def test_a_chord_needs_a_result_backend_as_in_celery() -> None:
+    assert [child.id for child in result.children] == ids_of(callqueue_sent)
     with pytest.raises(NotImplementedError):
         chord([add.s(1, 1), add.s(2, 2)])(total.s())
-
-
-# --- With a result backend
 
 
 @pytest.mark.usefixtures("results")

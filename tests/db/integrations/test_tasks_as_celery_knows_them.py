@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 from celery import chain, chord, current_app, group, shared_task, signals
+from celery.backends.rpc import RPCBackend
 from celery.exceptions import ChordError, TaskRevokedError, WorkerLostError
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
@@ -123,10 +124,12 @@ def test_an_outcome_is_the_calls_and_the_tasks_end(callqueue_clock: Clock) -> No
 
 
 @pytest.mark.usefixtures("results")
-def test_succeeded_is_its_result_to_backend_and_chain() -> None:
+def test_succeeded_is_its_result_and_what_no_call_asked_for_is_the_outcome_itself() -> None:
     result = chain(outcome.si("done"), identity.s()).apply_async()
     run_callqueue()
     assert result.get(timeout=1) == result.parent.get(timeout=1) == {"n": 1}
+    assert outcome("give up") == GiveUp("no use")
+    assert outcome.apply(("hold",)).get() == HoldUntil(60, "wait")
 
 
 @pytest.mark.parametrize("way", ["__call__", "run"])
@@ -148,13 +151,6 @@ def test_a_call_of_the_tasks_own_changes_nothing(way: str) -> None:
     assert (own(), seen) == (GiveUp("no use"), ["own", "own"])
 
 
-def test_a_run_that_no_call_asked_for_returns_the_outcome_itself() -> None:
-    outcome.delay("done")
-    run_callqueue()
-    assert outcome("give up") == GiveUp("no use")
-    assert outcome.apply(("hold",)).get() == HoldUntil(60, "wait")
-
-
 @pytest.mark.parametrize("kind", ["exit", "generator"])
 @pytest.mark.usefixtures("results")
 def test_a_task_that_exits_has_failed(kind: str, callqueue_clock: Clock) -> None:
@@ -167,28 +163,23 @@ def test_a_task_that_exits_has_failed(kind: str, callqueue_clock: Clock) -> None
     assert seen == [("errback", result.id)]
 
 
-def test_a_retry_that_is_not_raised_is_a_retry() -> None:
+def test_a_retry_that_is_not_raised_is_a_retry_and_what_is_released_has_not_started(
+    results: Any,
+) -> None:
     result = retries_in_silence.delay()
     run_callqueue()
     assert seen == [0, 1, 2]
     assert (result.state, result.result) == ("SUCCESS", "done")
+    result = identity.delay(1)
+    CallQueue.objects.update(status=Status.DISPATCHED)
+    assert result.state == "PENDING"
 
 
 # --- Ends that no run tells
 
 
-def test_get_of_what_expired_says_so(results: Any, callqueue_clock: Clock) -> None:
-    result = identity.apply_async((1,), countdown=60, expires=90)
-    callqueue_clock.forward(minutes=2)
-    run_callqueue()
-    assert fresh(result.call).status == Status.EXPIRED
-    with pytest.raises(TaskRevokedError, match="expired"):
-        current_app.AsyncResult(result.id).get(timeout=1)
-    assert not fresh(result.call).callback_pending
-
-
 @pytest.mark.django_db(transaction=True)
-def test_get_of_what_was_revoked_says_so(results: Any) -> None:
+def test_get_of_what_was_revoked_or_is_unknown_says_so(results: Any) -> None:
     result = identity.delay(1)
     result.revoke()
     with pytest.raises(TaskRevokedError, match="revoked"):
@@ -197,10 +188,18 @@ def test_get_of_what_was_revoked_says_so(results: Any) -> None:
     for waiting in (result, current_app.AsyncResult(result.id)):
         with pytest.raises(TaskRevokedError):
             waiting.get(timeout=1)
+    lost = identity.apply_async((1,), link_error=errback.s())
+    CallQueue.objects.filter(pk=lost.call.pk).update(
+        status=states.UNKNOWN, finished_at_dt=timezone.now(), error_message="fell silent"
+    )
+    assert queued_result.tell("default", [lost.call.pk]) == 1
+    with pytest.raises(WorkerLostError, match="fell silent"):
+        current_app.AsyncResult(lost.id).get(timeout=1)
+    assert queued_result.tell("default", [lost.call.pk]) == 0
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("column", ["", "post"])
+@pytest.mark.parametrize("column", ["", "post", "celery_task"])
 @pytest.mark.parametrize("how", ["is cancelled", "expires", "fails"])
 def test_the_end_of_what_other_code_has_made_a_task_is_told(
     results: Any, callqueue_clock: Clock, column: str, how: str
@@ -218,7 +217,8 @@ def test_the_end_of_what_other_code_has_made_a_task_is_told(
     run_callqueue(skip_waits=True)
     assert fresh(result.call).finished_at_dt
     assert not fresh(result.call).callback_pending
-    with pytest.raises(TaskGaveUp if how == "fails" else TaskRevokedError):
+    match = {"expires": "expired", "is cancelled": "revoked", "fails": None}[how]
+    with pytest.raises(TaskGaveUp if how == "fails" else TaskRevokedError, match=match):
         current_app.AsyncResult(result.id).get(timeout=1)
 
 
@@ -256,18 +256,6 @@ def test_a_chord_fails_when_a_part_is_revoked(results: Any) -> None:
         result.get(timeout=1)
 
 
-@pytest.mark.django_db(transaction=True)
-def test_get_of_what_is_unknown_says_that_the_worker_was_lost(results: Any) -> None:
-    result = identity.apply_async((1,), link_error=errback.s())
-    CallQueue.objects.update(
-        status=states.UNKNOWN, finished_at_dt=timezone.now(), error_message="fell silent"
-    )
-    assert queued_result.tell("default", [result.call.pk]) == 1
-    with pytest.raises(WorkerLostError, match="fell silent"):
-        current_app.AsyncResult(result.id).get(timeout=1)
-    assert queued_result.tell("default", [result.call.pk]) == 0
-
-
 @pytest.mark.usefixtures("results")
 def test_the_end_of_a_task_with_a_secret_is_told() -> None:
     result = identity.delay({"key": Secret("KEY"), "at": datetime(2026, 1, 2, tzinfo=UTC)})
@@ -282,29 +270,17 @@ def test_the_end_of_a_task_with_a_secret_is_told() -> None:
 
 
 @pytest.mark.usefixtures("results")
-def test_a_worker_that_does_not_have_the_task_tells_its_end() -> None:
-    result = identity.delay(1)
-    params = {**result.call.call_data["params"], "name": "gone"}
-    CallQueue.objects.update(
-        call_data={"method": "celery_task", "params": params}, status=Status.CANCELLED
-    )
-    assert queued_result.tell("default", [result.call.pk]) == 1
-
-
-@pytest.mark.usefixtures("results")
 def test_a_message_that_cannot_be_read_keeps_no_other_end_back() -> None:
+    """Nor one of a task that this worker does not have."""
     args = [{"__type__": "unheard of", "__value__": 1}]
     bad = {"name": identity.name, "args": args, "headers": {"id": "7"}}
     calls = [CallQueue.objects.send({"method": "celery_task", "params": bad}, rule="r")]
-    calls.append(identity.delay(1).call)
+    calls += [identity.delay(1).call, identity.delay(2).call]
+    params = {**calls[-1].call_data["params"], "name": "gone"}
+    gone = CallQueue.objects.filter(pk=calls[-1].pk)
+    gone.update(call_data={"method": "celery_task", "params": params})
     CallQueue.objects.update(status=Status.CANCELLED)
-    assert queued_result.tell("default", [call.pk for call in calls]) == 1
-
-
-def test_what_is_released_is_not_said_to_have_started(results: Any) -> None:
-    result = identity.delay(1)
-    CallQueue.objects.update(status=Status.DISPATCHED)
-    assert result.state == "PENDING"
+    assert queued_result.tell("default", [call.pk for call in calls]) == 2
 
 
 def test_what_a_run_has_told_is_not_told_again(results: Any, callqueue_clock: Clock) -> None:
@@ -334,8 +310,6 @@ def test_an_ignored_result_is_none_at_once_though_the_row_has_one() -> None:
 
 
 def test_get_with_the_rpc_backend_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    from celery.backends.rpc import RPCBackend
-
     result = identity.delay(1)
     monkeypatch.setattr(result, "backend", RPCBackend.__new__(RPCBackend))
     with pytest.raises(NotImplementedError, match="rpc"):
@@ -448,7 +422,13 @@ def test_what_receivers_put_into_the_headers_reaches_the_request() -> None:
 
 def test_the_request_has_celerys_fields(callqueue_clock: Clock) -> None:
     eta = callqueue_clock.now() + timedelta(seconds=5)
-    result = request_of.apply_async(eta=eta, expires=600, priority=3, app_id="shop")
+    given = {"argsrepr": "(a card)", "kwargsrepr": "{...}"}  # what stands for the arguments in logs
+    result = request_of.apply_async(
+        eta=eta, expires=600, priority=3, app_id="shop", throw=True, **given
+    )
+    without = request_of.delay().call.call_data["params"]["headers"]
+    assert given.items() <= result.call.call_data["params"]["headers"].items()
+    assert not given.keys() & without.keys()
     callqueue_clock.forward(10)
     run_callqueue()
     told = result.result
@@ -456,17 +436,8 @@ def test_the_request_has_celerys_fields(callqueue_clock: Clock) -> None:
     assert (told["id"], told["correlation_id"], told["lang"]) == (result.id, result.id, "py")
     assert datetime.fromisoformat(told["eta"]) == eta
     assert datetime.fromisoformat(told["expires"]) == result.call.expires_at_dt
-    assert (told["argsrepr"], told["delivery_info"]["priority"]) == ("()", 3)
+    assert (told["argsrepr"], told["delivery_info"]["priority"]) == ("(a card)", 3)
     assert told["properties"]["app_id"] == "shop"
-
-
-def test_what_stands_for_the_arguments_in_logs_is_what_the_caller_gave() -> None:
-    given = {"argsrepr": "(a card)", "kwargsrepr": "{...}"}
-    request_of.apply_async(**given, throw=True)
-    headers = CallQueue.objects.get().call_data["params"]["headers"]
-    assert given.items() <= headers.items()
-    request_of.delay()
-    assert not given.keys() & CallQueue.objects.order_by("-pk")[0].call_data["params"]["headers"]
 
 
 def test_what_the_sender_does_not_state_is_as_the_decorator_says() -> None:
