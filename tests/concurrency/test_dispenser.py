@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.utils import timezone
 
 from callqueue import Rule
@@ -24,15 +23,11 @@ Rules = Callable[..., None]
 PAST = timedelta(seconds=60)
 
 
-@pytest.fixture(autouse=True)
-def row_locks() -> None:
-    """SQLite has one lock for the whole database."""
-    if not connection.features.has_select_for_update_skip_locked:
-        pytest.skip("this database has no row locks")
+pytestmark = pytest.mark.usefixtures("row_locks")
 
 
 def test_a_dispenser_rests_beside_a_due_call_that_is_locked_and_minds_the_others(
-    rules: Rules,
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
     locked = send("r", not_before=timezone.now() + timedelta(hours=1))
@@ -43,20 +38,9 @@ def test_a_dispenser_rests_beside_a_due_call_that_is_locked_and_minds_the_others
         assert running.chores.maintain() == chores.ROUND
         send("r", not_before=timezone.now() + timedelta(seconds=0.3))
         assert 0 < running.chores.maintain() < chores.ROUND
-    running.chores.maintain()
-    assert fresh(locked).ready
-
-
-def test_a_full_promotion_is_followed_by_the_next_at_once(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule())
-    send("r", not_before=timezone.now() + timedelta(hours=1))
-    CallQueue.objects.update(due_at_dt=timezone.now() - PAST)
-    running = Dispenser()
-    running.run_once(maintain=False)
     monkeypatch.setattr(ready_calls, "PROMOTED", 1)
-    assert running.chores.maintain() == 0
+    assert running.chores.maintain() == 0, "a full promotion is followed by the next at once"
+    assert fresh(locked).ready
 
 
 def test_a_dispenser_looks_ever_less_often_for_a_ready_call_that_is_locked(rules: Rules) -> None:

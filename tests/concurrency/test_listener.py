@@ -56,15 +56,14 @@ def bell() -> Any:
     bell.close()
 
 
-def test_a_send_ends_the_wait(bell: Any) -> None:
+@pytest.mark.parametrize("comes_with_an_answer", [False, True])
+def test_a_send_ends_the_wait(bell: Any, comes_with_an_answer: bool) -> None:
+    """With the answer to a statement too: nothing is left to be read then, and it was slept over until
+    the next look.
+    """
     in_thread(send)
-    assert bell.wait(threading.Event(), 20) == {"default"}
-
-
-def test_a_word_that_came_with_the_answer_to_a_statement_is_heard(bell: Any) -> None:
-    """Nothing is left to be read then: it was slept over until the next look."""
-    in_thread(send)
-    database.clock("default")
+    if comes_with_an_answer:
+        database.clock("default")
     assert bell.wait(threading.Event(), 20) == {"default"}
 
 
@@ -83,22 +82,15 @@ def test_senders_name_a_few_rules_and_leave_many_to_a_look(bell: Any, settings: 
     assert bell.wait(threading.Event(), 20) == {""}
 
 
-def test_a_call_that_is_due_later_does_not_ring(bell: Any) -> None:
-    in_thread(lambda: CallQueue.objects.send(CALL, not_before=timezone.now() + timedelta(hours=1)))
-    assert not bell.wait(threading.Event(), 0.05)
-
-
-def test_without_a_send_nothing_rings(bell: Any) -> None:
-    assert not bell.wait(threading.Event(), 0.05)
-
-
-def test_a_rolled_back_send_does_not_ring(bell: Any) -> None:
+def test_what_is_due_later_or_rolled_back_does_not_ring_nor_does_nothing(bell: Any) -> None:
     def send_in_vain() -> bool:
         with transaction.atomic():
             send()
             transaction.set_rollback(True)
         return True
 
+    assert not bell.wait(threading.Event(), 0.05)
+    in_thread(lambda: CallQueue.objects.send(CALL, not_before=timezone.now() + timedelta(hours=1)))
     in_thread(send_in_vain)
     assert not bell.wait(threading.Event(), 0.05)
 
@@ -112,7 +104,7 @@ def test_a_busy_dispenser_is_not_rung_for(bell: Any) -> None:
     assert bell.wait(threading.Event(), 20) == {"default"}
 
 
-def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_is_an_ordinary_one() -> (
+def test_while_a_sender_has_a_transaction_the_bell_is_not_armed_and_the_wait_an_ordinary_one() -> (
     None
 ):
     connection.ensure_connection()

@@ -1,10 +1,12 @@
-"""Permits of many threads beside dispensers, and while what they wait for changes under them: in
-their turn, in and out of their callers' transactions, and none spins, hangs, or is left behind.
+"""Permits of many threads, processes and tasks beside dispensers, and while what they wait for changes
+under them: in their turn, in and out of their callers' transactions, and none spins, hangs, or is
+left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from celery import current_app, shared_task
 from django.db import OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
@@ -21,6 +24,7 @@ import callqueue
 from callqueue import (
     Concurrency,
     NotNow,
+    QueuedTask,
     Rule,
     SlidingWindow,
     TokenBucket,
@@ -35,15 +39,19 @@ from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.permits import apart, waiting
-from callqueue.permits.asking import Options
-from callqueue.permits.waiting import Waiter
+from callqueue.testing import run_callqueue
 from callqueue.transitions import Job
 from tests.support.behaviour import pass_that_commits_late
 from tests.support.recorder import highest_in_window
+from tests.support.verdicts import wait_until
 from tests.support.waiters import pass_now
+from tests.support.waiters import waiter as new_waiter
 from tests.support.waiters import waiting as waiting_rows
 
 Rules = Callable[..., None]
+NOT_ON_SQLITE = pytest.mark.skipif(
+    "connection.vendor == 'sqlite'", reason="it locks no rows, and gives none in a transaction"
+)
 
 
 def in_a_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -62,13 +70,6 @@ def in_a_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
-def wait_until_it_waits() -> None:
-    end = time.monotonic() + 30
-    while not waiting_rows().exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def taken(**options: Any) -> int:
     with callqueue.permit("r", **options) as permit:
         return permit.attempt_id
@@ -77,7 +78,7 @@ def taken(**options: Any) -> int:
 def test_one_of_many_that_wait_neither_spins_nor_is_forgotten(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
-        waiters = [Waiter(Options("r").wanted()) for _ in range(6)]
+        waiters = [new_waiter() for _ in range(6)]
         for _ in range(3):
             for one in waiters:
                 assert not isinstance(one.step(), Job)
@@ -92,7 +93,7 @@ def test_one_of_many_that_wait_neither_spins_nor_is_forgotten(rules: Rules) -> N
 def test_permits_of_waiters_that_died_expire_without_a_dispenser(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
-        dead = Waiter(Options("r").wanted())
+        dead = new_waiter()
         dead.step()
         long_ago = database.clock("default") - timedelta(seconds=61)
         waiting_rows().update(expires_at_dt=long_ago)
@@ -102,12 +103,12 @@ def test_permits_of_waiters_that_died_expire_without_a_dispenser(rules: Rules) -
     assert CallQueue.objects.expired().get().pk == dead.pk
 
 
-@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="it locks no rows")
+@NOT_ON_SQLITE
 def test_a_permit_that_somebody_has_locked_keeps_back_no_other(rules: Rules) -> None:
     """A pass has its rules in hand: whose row it waits for would stop all that share them."""
     rules(r=Rule(limits=[Concurrency(2)]))
     control.pause("default", "r")
-    waiter = Waiter(Options("r").wanted())
+    waiter = new_waiter()
     waiter.step()
     control.resume("default", "r")
     with transaction.atomic():
@@ -122,10 +123,16 @@ def test_a_permit_that_somebody_has_locked_keeps_back_no_other(rules: Rules) -> 
     assert isinstance(pass_now(waiter), Job)
 
 
-def test_a_paused_rule_is_not_asked_all_the_time(rules: Rules) -> None:
-    rules(r=Rule())
+def test_what_operators_do_is_minded_by_who_waits_and_not_asked_for_all_the_time(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h", name="l")]))
+    taken()
+    thread, found = in_a_thread(lambda: taken(wait=60))
+    wait_until(lambda: waiting_rows().exists())
     control.pause("default", "r")
-    waiter = Waiter(Options("r").wanted())
+    settings.set_rate("default", "l", "2/h")
+    waiter = new_waiter()
     waiter.step()
     pass_now(waiter)
     assert waiter.pass_at - waiting.now() > 0.5
@@ -133,16 +140,6 @@ def test_a_paused_rule_is_not_asked_all_the_time(rules: Rules) -> None:
     with pytest.raises(NotNow, match="held") as refused:
         taken(wait=0)
     assert refused.value.until is None
-
-
-def test_what_operators_do_is_minded_by_who_waits(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h", name="l")]))
-    taken()
-    thread, found = in_a_thread(lambda: taken(wait=60))
-    wait_until_it_waits()
-    control.pause("default", "r")
-    settings.set_rate("default", "l", "2/h")
-    time.sleep(0.5)
     assert not found
     control.resume("default", "r")
     thread.join(60)
@@ -151,11 +148,9 @@ def test_what_operators_do_is_minded_by_who_waits(rules: Rules) -> None:
 
 def test_a_hold_on_all_queues_is_said(rules: Rules) -> None:
     rules(r=Rule(queues=["a", "b"], limits=[TokenBucket("9/s", burst=9, per="queue")]))
+    until = database.clock("default") + timedelta(hours=1)
     for queue in ("a", "b"):
-        now = database.clock("default")
-        Hold.objects.create(
-            rule="r", per="queue", value=queue, until=now + timedelta(hours=1), source="provider"
-        )
+        Hold.objects.create(rule="r", per="queue", value=queue, until=until, source="provider")
     with pytest.raises(NotNow, match="held") as refused:
         taken(wait=0)
     assert refused.value.until is not None
@@ -173,7 +168,7 @@ def test_what_a_permit_is_told_in_a_transaction_never_fails_it(rules: Rules) -> 
     assert permit_of.sent_at is not None and permit_of.cost == 2 and Hold.objects.exists()
 
 
-@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="it gives none in a transaction")
+@NOT_ON_SQLITE
 def test_a_permit_whose_end_cannot_be_written_in_a_transaction_says_so_and_fails_nothing(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,8 +213,7 @@ def test_a_hold_told_where_the_rule_is_locked_is_laid_after_the_transaction(
         control.pause("default", "r", reason="mine")
         permit.hold(30, "429")
     assert time.monotonic() - began < 30
-    while Hold.objects.count() < 2 and time.monotonic() - began < 30:
-        time.sleep(0.05)
+    wait_until(lambda: Hold.objects.count() == 2, 30)
     assert set(Hold.objects.values_list("source", flat=True)) == {"operator", "provider"}
 
 
@@ -243,8 +237,6 @@ def test_a_coroutine_cancelled_twice_leaves_nothing(rules: Rules) -> None:
             await asyncio.sleep(1.0)
         async with callqueue.apermit("r", wait=0):
             pass
-        from asgiref.sync import sync_to_async
-
         await sync_to_async(connections.close_all)()
 
     asyncio.run(cancelled())
@@ -267,14 +259,14 @@ def test_a_new_process_lets_the_clock_settle_where_a_dispenser_may_have_seen_it_
 ) -> None:
     rules(r=Rule())
     ledger_time.forget_readings()
-    assert isinstance(Waiter(Options("r", wait=0).wanted()).step(), Job)
+    assert isinstance(new_waiter(wait=0).step(), Job)
     recovery.beat("default", "another")
     ledger_time.forget_readings()
-    waiter = Waiter(Options("r", wait=0).wanted())
+    waiter = new_waiter(wait=0)
     pause = waiter.step()
     assert isinstance(pause, float) and 0 < pause <= ledger_time.SETTLED
-    later = clocks.monotonic() + ledger_time.SETTLED
-    monkeypatch.setattr(ledger_time.watch("default"), "since", later - 2 * ledger_time.SETTLED)
+    since = clocks.monotonic() - ledger_time.SETTLED
+    monkeypatch.setattr(ledger_time.watch("default"), "since", since)
     assert isinstance(waiter.step(), Job)
 
 
@@ -330,7 +322,7 @@ def test_a_pass_whose_commit_comes_through_after_its_permit_is_charged_for_nobod
 ) -> None:
     """The limit would lack that charge until the permit's lease has ended."""
     rules(r=Rule(limits=[Concurrency(1)]))
-    one = Waiter(Options("r", wait=0).wanted())
+    one = new_waiter(wait=0)
     monkeypatch.setattr(waiting, "AT_ONCE", 0.1)
     (commit,) = pass_that_commits_late(monkeypatch, one._made_pass)
     comes = threading.Timer(0.5, commit)
@@ -386,3 +378,166 @@ def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
     late[0].close()
     Dispenser(publish=lambda *_: True).run_once()
     assert list(CallAttempt.objects.open().values_list("pk", flat=True)) == granted
+
+
+# --- In tasks that run in their caller, and in a task that itself has been admitted
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    before = current_app.conf.task_always_eager, current_app.conf.task_eager_propagates
+    current_app.conf.task_always_eager = current_app.conf.task_eager_propagates = True
+    yield
+    current_app.conf.task_always_eager, current_app.conf.task_eager_propagates = before
+
+
+@shared_task
+def refund(wait: float | None = 0) -> int:
+    with callqueue.permit("r", wait=wait, label="refund") as permit:
+        return permit.attempt_id
+
+
+@shared_task(base=QueuedTask, rule="r")
+def queued_refund() -> int:
+    return int(refund.delay().get())
+
+
+@pytest.mark.usefixtures("eager")
+def test_an_eager_task_takes_a_permit_in_its_callers_thread_and_after_its_transaction(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h"), Concurrency(1)]))
+    with transaction.atomic():
+        transaction.on_commit(refund.delay)
+        assert not CallAttempt.objects.exists()
+    row = CallAttempt.objects.get()
+    assert row.outcome == "succeeded" and row.call.path == "refund"
+    with pytest.raises(NotNow):
+        refund.delay()
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"), pytest.raises(NotNow, match="used up"):
+        refund.delay(wait=0.2)  # not without an end for itself
+    assert not waiting_rows().exists()
+
+
+@pytest.mark.usefixtures("eager")
+def test_an_admitted_task_takes_a_permit_of_its_own(rules: Rules) -> None:
+    """Eagerly it runs at once and is not charged; from the queue it is, and the permit besides."""
+    rules(r=Rule(limits=[SlidingWindow("2/h")]))
+    queued_refund.delay()
+    assert CallQueue.objects.get().method == "permit" and CallAttempt.objects.count() == 1
+    current_app.conf.task_always_eager = False
+    queued_refund.delay()
+    current_app.conf.task_always_eager = True
+    run_callqueue()
+    call = CallQueue.objects.exclude(method="permit").get()
+    assert CallAttempt.objects.count() == 2, "one more attempt than that would be over the limit"
+    assert call.status != CallQueue.Status.DONE
+    assert "NotNow" in call.error_message
+
+
+# --- In transactions of their callers: all share one connection more
+
+THREADS, EACH = 20, 5
+
+
+def connected() -> int:
+    """How many connections this process has to the database, by the server's word."""
+    [(count,)] = database.rows(
+        "default",
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND backend_type = 'client backend'"
+        if connection.vendor == "postgresql"
+        else "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE()",
+    )
+    return int(count)
+
+
+@NOT_ON_SQLITE
+def test_all_that_wait_in_transactions_share_one_connection(rules: Rules) -> None:
+    """A hundred permits, of twenty threads: each has its own connection, and one more is there."""
+    rules(r=Rule(limits=[Concurrency(1)]))
+    granted: list[int] = []
+
+    def take() -> None:
+        for number in range(EACH):
+            with transaction.atomic():
+                CallAttempt.objects.first()
+                try:
+                    with callqueue.permit("r", wait=None if number % 2 else 0.2) as one:
+                        granted.append(one.attempt_id)
+                except NotNow:
+                    pass
+
+    before, most = connected(), 0
+    takers = [in_a_thread(take) for _ in range(THREADS)]
+    while any(thread.is_alive() for thread, _ in takers):
+        most = max(most, connected() - before)
+        time.sleep(0.02)
+    assert all(found == [None] for _, found in takers) and most <= THREADS + 1
+    assert len(granted) >= THREADS * (EACH // 2)
+    assert not waiting_rows().exists()
+    assert not CallAttempt.objects.open().exists()
+    wait_until(lambda: connected() == before)
+    wait_until(lambda: "callqueue-permits" not in {one.name for one in threading.enumerate()})
+
+
+@NOT_ON_SQLITE
+def test_one_that_waits_for_its_callers_own_rows_keeps_no_other_waiting(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "PATIENCE", 1.0)
+    monkeypatch.setattr(apart, "STUCK", 0.1)
+    rules(r=Rule(), s=Rule())
+    is_held, others_done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with callqueue.permit("r") as permit, transaction.atomic():
+            control.pause("default", "r", reason="mine")
+            is_held.set()
+            permit.hold(30, "429")
+            assert others_done.wait(30)
+
+    holder, held = in_a_thread(hold)
+    assert is_held.wait(30)
+    wait_until(lambda: "default" in apart._keepers and apart._keepers["default"].is_stuck)
+    with transaction.atomic(), callqueue.permit("s"):
+        pass
+    others_done.set()
+    holder.join(30)
+    assert held == [None]
+    wait_until(lambda: not apart._keepers)
+
+
+@NOT_ON_SQLITE
+def test_a_keeper_whose_connection_was_cut_takes_another(rules: Rules) -> None:
+    rules(r=Rule())
+    is_postgresql = connection.vendor == "postgresql"
+    pid = "pg_backend_pid()" if is_postgresql else "CONNECTION_ID()"
+    cut = apart._kept("default", lambda: database.rows("default", f"SELECT {pid}"))
+    [(own,)] = cut.result(30)
+    database.run(
+        "default", f"SELECT pg_terminate_backend({own})" if is_postgresql else f"KILL {own}"
+    )
+    with transaction.atomic(), callqueue.permit("r"):
+        pass
+    assert CallAttempt.objects.filter(finished_at__isnull=False).count() == 1
+
+
+@NOT_ON_SQLITE
+def test_a_forked_child_has_a_keeper_of_its_own(rules: Rules) -> None:
+    rules(r=Rule())
+    with transaction.atomic(), callqueue.permit("r"):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                assert not apart._keepers
+                with apart._lock:
+                    status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+    with transaction.atomic(), callqueue.permit("r"):
+        pass
+    assert CallAttempt.objects.filter(finished_at__isnull=False).count() == 2

@@ -46,10 +46,8 @@ def at_work(*tasks: Callable[[threading.Event], None]) -> Iterator[None]:
             thread.join()
 
 
-def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> None:
+def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any, row_locks: None) -> None:
     """The others go by the new settings at once; the frozen one's rule, once its row is free."""
-    if not connection.features.has_select_for_update_skip_locked:
-        pytest.skip("one writer at a time")
     both = {"a": LOOSE, "b": LOOSE}
     rules(**both)
     Process("old", **both).joins()
@@ -73,9 +71,7 @@ def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> No
     assert strict.goes() == {"a": 2}
 
 
-def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any) -> None:
-    if not connection.features.has_select_for_update_skip_locked:
-        pytest.skip("one writer at a time")
+def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any, row_locks: None) -> None:
     rules(a=LOOSE)
     made = threading.Event()
 
@@ -94,13 +90,11 @@ def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any) -> None:
 
 
 def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_for(
-    rules: Any, monkeypatch: pytest.MonkeyPatch
+    rules: Any, row_locks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit goes from one rule to another. A pass of the old rule is still to be committed when
     its opinion has lapsed: nobody else's pass has a row of its own in common with it.
     """
-    if not connection.features.has_select_for_update_skip_locked:
-        pytest.skip("one writer at a time")
     shared = Rule(limits=[SlidingWindow("2/h", name="account")])
     rules(a=shared, b=shared)
     CallQueue.objects.send_many([URL] * 5, rule="a")

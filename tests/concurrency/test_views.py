@@ -56,24 +56,26 @@ def one_of_two_is_under_way(rules: Rules) -> None:
     assert len(release()) == 1
 
 
-def test_the_use_of_a_limit(ends_meanwhile: Meanwhile) -> None:
-    ended = ends_meanwhile()
-    rule = look("default").rule("pay")
-    assert (rule.limits[0].used, rule.limits[0].free) == (1, 1)
-    assert ended == [1]
+def its_use() -> bool:
+    limit = look("default").rule("pay").limits[0]
+    return (limit.used, limit.free) == (1, 1)
 
 
-def test_whether_there_is_room(ends_meanwhile: Meanwhile) -> None:
-    ended = ends_meanwhile()
-    assert CallQueue.objects.under_threshold("pay")
-    assert ended == [1]
+def there_is_room() -> bool:
+    return CallQueue.objects.under_threshold("pay")
 
 
-def test_a_forecast(ends_meanwhile: Meanwhile) -> None:
+def its_forecast() -> bool:
+    return CallQueue.objects.latest("pk").forecast().reason == "it goes at the next pass"
+
+
+@pytest.mark.parametrize("is_of_one_moment", [its_use, there_is_room, its_forecast])
+def test_what_is_said_of_a_limit(
+    ends_meanwhile: Meanwhile, is_of_one_moment: Callable[[], bool]
+) -> None:
     send("pay")
-    call = CallQueue.objects.latest("pk")
     ended = ends_meanwhile()
-    assert call.forecast().reason == "it goes at the next pass"
+    assert is_of_one_moment()
     assert ended[0] == sum(ended) == 1, "whatever is read again"
 
 

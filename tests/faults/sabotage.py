@@ -95,38 +95,28 @@ class Sabotage(AppConfig):
 
         chores.HEARTBEAT = 1.0  # a test waits for signs of life
 
-        _before(claim, "begin", "before-begin")
-        _before(claim, "take_begun", "before-begin")
-        _before(request.SlotGate, "wait", "before-socket")
-        _before(recorder, "record", "before-record")
-        _before(verbs, "_is_out", "inside-record")  # the attempts are written
-        _after(recorder, "record", "after-record")
-        _after(release_pass, "charge", "inside-release")
-        _after(maker, "take_off", "before-commit")  # of a pass whose calls are being composed
-        _before(flight.Clearance, "give", "before-clearance")
-        _before(publisher, "pack", "before-publish")
-        _before(publisher, "naming", "inside-publish")
-        _after(Dispenser, "_release", "after-publish", when=lambda done: bool(done.released))
+        _wrap("before-begin", claim, "begin")
+        _wrap("before-begin", claim, "take_begun")
+        _wrap("before-socket", request.SlotGate, "wait")
+        _wrap("before-record", recorder, "record")
+        _wrap("inside-record", verbs, "_is_out")  # the attempts are written
+        _wrap("after-record", recorder, "record")
+        _wrap("inside-release", release_pass, "charge", after=True)
+        _wrap("before-commit", maker, "take_off", after=True)  # its calls are being composed
+        _wrap("before-clearance", flight.Clearance, "give")
+        _wrap("before-publish", publisher, "pack")
+        _wrap("inside-publish", publisher, "naming")
+        _wrap("after-publish", Dispenser, "_release")
 
 
-def _before(owner: Any, name: str, point: str) -> None:
-    original = getattr(owner, name)
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        strike(point)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def _after(
-    owner: Any, name: str, point: str, when: Callable[[Any], bool] = lambda result: True
-) -> None:
-    original = getattr(owner, name)
+def _wrap(point: str, owner: Any, name: str, *, after: bool = False) -> None:
+    original, after = getattr(owner, name), after or point.startswith("after")
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not after:
+            strike(point)
         result = original(*args, **kwargs)
-        if when(result):
+        if after and (name != "_release" or result.released):
             strike(point)
         return result
 

@@ -134,32 +134,6 @@ def test_messages_of_older_and_newer_code(
     assert CallQueue.objects.done().count() == 2
 
 
-def test_a_pickled_message_is_refused(stage: Stage, tmp_path: Path) -> None:
-    """JSON only: what a pickle would run is not run, and the worker lives on."""
-    worker = stage.worker(concurrency=1)
-    trap = tmp_path / "sprung"
-    with stage.processes.broker.connection() as connection, connection.Producer() as producer:
-        headers = {"task": "callqueue.make_api_call", "id": "trap", "lang": "py"}
-        queue = stage.processes.broker.queue("one")
-        options = {"routing_key": queue, "exchange": queue, "headers": headers}
-        producer.publish(Trap(trap), serializer="pickle", **options)
-    worker.wait_for_log("ContentDisallowed")
-    assert not trap.exists()
-    call = stage.send()[0]
-    stage.dispenser()
-    stage.wait_for_status(call, Status.DONE)
-
-
-class Trap:
-    """Unpickled, it would leave a file behind."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
 @pytest.mark.slow
 def test_a_broker_that_takes_no_more_messages(staged: Any, rabbitmq_node: private.RabbitMQ) -> None:
     """Its disk is full, so it blocks whoever publishes: calls wait in the table, and go when there

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import Max
 
-from callqueue.models import CallAttempt
+from callqueue.database import rows
+from callqueue.models import CallAttempt, DispenserState
 from tests.faults.stage import Stage, Status
 from tests.support import private
 from tests.support.brokers import Broker
@@ -81,15 +83,9 @@ def at(
     def staged(url: str, direct: private.Postgres) -> Stage:
         processes.environment["CALLQUEUE_TEST_PG_URL"] = url
         processes.environment["CALLQUEUE_TEST_DB_NAME"] = database
-        own = {
-            "HOST": "127.0.0.1",
-            "PORT": str(direct.port),
-            "NAME": database,
-            "USER": "postgres",
-            "PASSWORD": "",
-        }
         connection.close()
-        connection.settings_dict.update(own)
+        own = {"HOST": "127.0.0.1", "PORT": str(direct.port), "USER": "postgres", "PASSWORD": ""}
+        connection.settings_dict.update(own, NAME=database)
         return Stage(processes, vendor, partial(configured, processes, settings), tmp_path)
 
     yield staged
@@ -139,6 +135,13 @@ def test_postgresql_crashes_and_comes_back(
     stage.judge(recovery=10)
 
 
+def disconnect(server: private.Postgres, database: str) -> None:
+    """All that are connected to it."""
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    server.execute(f"{ended} WHERE datname = '{database}'")
+    connection.close()
+
+
 @pytest.mark.slow
 def test_the_database_is_read_only_for_a_while(
     stage: Stage, server: private.Postgres, database: str
@@ -150,19 +153,13 @@ def test_the_database_is_read_only_for_a_while(
     stage.vendor.wait_for(10)
     stage.wait_for_all()
     server.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
-    server.execute(
-        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
-    )
-    connection.close()
+    disconnect(server, database)
     dispenser.wait_for_log("cannot execute UPDATE in a read-only transaction")
     seen = stage.vendor.count()
     with pytest.raises(Exception, match="read-only"):
         stage.send(1)
     server.execute(f"ALTER DATABASE {database} RESET default_transaction_read_only")
-    server.execute(
-        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
-    )
-    connection.close()
+    disconnect(server, database)
     assert stage.vendor.count() == seen
     stage.send(10)
     stage.wait_for_all()
@@ -191,10 +188,8 @@ def test_behind_pgbouncer_in_transaction_mode(
         assert all(dispenser.is_alive() for dispenser in dispensers)
         for dispenser in dispensers:
             dispenser.kill()
-        with connection.cursor() as cursor:
-            idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%%'"
-            cursor.execute(idle)
-            assert cursor.fetchone() == (0,)
+        idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+        assert rows("default", idle) == [(0,)]
 
 
 @pytest.mark.slow
@@ -211,49 +206,37 @@ def test_a_restored_backup_is_noticed_and_held(
     )
     stage.worker(concurrency=2)
     dispenser = stage.dispenser()
-    wait_until(lambda: _beats(stage) > 0, 20)
+    wait_until(_beats, 20)
     stage.send(40)
     server.execute(f"DROP DATABASE IF EXISTS {database}_backup")
-    dump = subprocess.run(
-        [server.binaries / "pg_dump", "-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-Fc", database],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+    place = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
+    options = {"check": True, "capture_output": True, "timeout": 60}
+    dump = subprocess.run([server.binaries / "pg_dump", *place, "-Fc", database], **options)
     wait_until(lambda: stage.vendor.count() >= 20, 20)
-    beats = _beats(stage)
-    wait_until(lambda: _beats(stage) != beats, 20)  # a sign of life that the backup does not know
-    connection.close()
+    beats = _beats()
+    wait_until(lambda: _beats() != beats, 20)  # a sign of life that the backup does not know
     server.execute(f"UPDATE pg_database SET datallowconn = false WHERE datname = '{database}'")
-    server.execute(
-        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
-    )
+    disconnect(server, database)
     server.execute(f"DROP DATABASE {database} WITH (FORCE)")
     # under another name first: a dispenser that finds half of it would write into it
     server.execute(f"CREATE DATABASE {database}_backup")
-    subprocess.run(
-        [server.binaries / "pg_restore", "-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-d", f"{database}_backup"],
-        input=dump.stdout, check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+    restore = [server.binaries / "pg_restore", *place, "-d", f"{database}_backup"]
+    subprocess.run(restore, input=dump.stdout, **options)
     server.execute(f"ALTER DATABASE {database}_backup RENAME TO {database}")
     dispenser.wait_for_log("ledger_went_back", timeout=40)
     doctor = json.loads(stage.processes.manage("callqueue_doctor", "--json").stdout)
-    ledger = next(check for check in doctor["checks"] if check["name"] == "ledger")
-    assert not ledger["ok"]
-    assert "back" in ledger["detail"]
+    (ledger,) = [check for check in doctor["checks"] if check["name"] == "ledger"]
+    assert not ledger["ok"] and "back" in ledger["detail"]
     stage.wait_for_all(60)
     arrivals = stage.vendor.arrivals()
     never_over([arrival.at for arrival in arrivals], 20, WINDOW)
     repeated = [arrival.idempotency_key for arrival in arrivals]
     with verdict():
-        assert {arrival.query["call"] for arrival in arrivals} == {str(n) for n in range(40)}, (
-            "a call is lost"
-        )
-        assert len(repeated) > len(set(repeated)) == 40, (
-            "calls of the gap go again under the same key"
-        )
+        assert {one.query["call"] for one in arrivals} == {str(n) for n in range(40)}, "lost"
+        # calls of the gap go again under the same key
+        assert len(repeated) > len(set(repeated)) == 40
 
 
-def _beats(stage: Stage) -> float:
-    from callqueue.models import DispenserState
-
-    newest = DispenserState.objects.order_by("-seen_at").first()
-    return newest.seen_at.timestamp() if newest else 0.0
+def _beats() -> Any:
+    """When a dispenser gave its last sign of life."""
+    return DispenserState.objects.aggregate(last=Max("seen_at"))["last"]

@@ -18,13 +18,12 @@ from callqueue.execution import wire
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.texts import decoded
 from tests.faults.stage import Stage
-from tests.support.peer import Peer, Seen, answer_bytes, answering
+from tests.support.peer import Peer, Seen, answer_bytes, answering, call
 from tests.support.verdicts import wait_until
 
 FLAT = (
     24 << 20
 )  # bytes by which a process may grow over thousands of what it refuses or cannot read
-LOOPBACK = wire.Policy(allowed_networks=("127.0.0.0/8",))
 PAYLOAD = "patient-zero-payload"
 
 
@@ -56,12 +55,7 @@ def test_no_refused_send_and_no_answers_charset_stays_in_memory(
         return answer_bytes(Content_Type=kind)
 
     def answer(number: int) -> None:
-        response = wire.request(
-            "get",
-            {"url": server.url(f"/{number}")},
-            policy=LOOPBACK,
-            timeouts=wire.Timeouts(5, 5, 10),
-        ).response
+        response = call(server.url(f"/{number}"), "get").response
         assert response is not None
         assert response.text == decoded(response.content, response.encoding) == "ok"
         assert decoded(b"ok", response.headers["Content-Type"].partition("=")[2]) == "ok"
@@ -87,8 +81,8 @@ def test_messages_carry_ids_and_nothing_else(stage: Stage) -> None:
         simple = connection.SimpleQueue(queue)
         while seen < 3:
             message = simple.get(timeout=5)
-            everything = json.dumps([message.body if isinstance(message.body, str) else bytes(message.body).decode(),
-                                     message.headers, message.properties], default=str)  # fmt: skip
+            body = message.body if isinstance(message.body, str) else bytes(message.body).decode()
+            everything = json.dumps([body, message.headers, message.properties], default=str)
             assert PAYLOAD not in everything
             assert message.content_type == "application/json"
             (ids,), kwargs, _ = message.payload

@@ -11,15 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from callqueue.models import CallAttempt, CallQueue
-from tests.faults.stage import Keeper
+from tests.faults.stage import Keeper, judge_call
 from tests.support.processes import Processes, Running
-from tests.support.recorder import Arrival, Recorder
+from tests.support.recorder import Arrival, Recorder, most_at_once
 from tests.support.verdicts import (
     never_over,
     on_a_quiet_machine,
@@ -57,22 +57,26 @@ BEGINNING = 3.0
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("releases", ["all that can", "workers alone"])
 def test_makers_beside_each_other_at_random(
     processes: Processes,
     vendor: Recorder,
     configure: Callable[[str], None],
     length: Callable[[Any, Any], Any],
+    releases: str,
 ) -> None:
-    """Two callqueue_run, a dispenser, two workers that release, and beat. The seed makes the
-    choices, the machine the moments.
+    """Two callqueue_run, a dispenser, two workers that release, and beat; or the workers alone. The
+    seed makes the choices, the machine the moments.
     """
     seed = int(os.environ.get("CALLQUEUE_TEST_SEED", "1"))
-    seconds = float(os.environ.get("CALLQUEUE_TEST_SECONDS", length(20, 60)))
+    seconds = float(os.environ.get("CALLQUEUE_TEST_SECONDS", length(20, 120)))
     dice = random.Random(seed)
     configure(SETTINGS.replace('"QUEUE"', repr(processes.broker.queue("one"))))
     calls = Calls(vendor, dice)
     worker: Callable[[], Running] = lambda: processes.worker("one", wait=False)  # noqa: E731
-    makers = [processes.run, processes.run, processes.dispenser, worker, worker, processes.beat]
+    makers = [worker, worker]
+    if releases == "all that can":
+        makers += [processes.run, processes.run, processes.dispenser, processes.beat]
     with Keeper(makers) as keeper:
         calls.send("a", 30)
         wait_until(lambda: vendor.count() >= 10, 60)
@@ -85,12 +89,10 @@ def test_makers_beside_each_other_at_random(
     calls.judge(arrivals)
     own = [one for one in arrivals if began <= one.at < ended]
     shared = sum(one.query["rule"] in ("a", "b") for one in own) / (30 * (ended - began))
-    keyed = sum(one.query["rule"] == "keyed" for one in own) / (5 * KEYS * (ended - began))
-    print(
-        f"seed {seed}: {keeper.restarts} restarts, {shared:.3f} of the shared limit used, {keyed:.3f} of those of keys"
-    )
-    with on_a_quiet_machine():  # a process that is frozen in a pass keeps the rules for 5 s
-        assert shared >= 0.5
+    print(f"seed {seed}: {keeper.restarts} restarts, {shared:.3f} of the shared limit used")
+    if releases == "all that can":
+        with on_a_quiet_machine():  # a process that is frozen in a pass keeps the rules for 5 s
+            assert shared >= 0.5
 
 
 class Calls:
@@ -132,17 +134,15 @@ class Calls:
         for key in map(str, range(KEYS)):
             own = [one.at for one in of_rule["keyed"] if one.query["key"] == key]
             never_over(own, 10, 2.0, f"the limit of key {key}")
-        steps = [(one.at, 1) for one in of_rule["few"]]
         # one whose client was killed is at work for as long as its answer would have taken
-        steps += [(one.answered_at or one.at + 0.1, -1) for one in of_rule["few"]]
-        assert max(accumulate(by for _, by in sorted(steps))) <= FEW, "too many at once"
-        count = Counter(int(one.query["call"]) for one in arrivals)
-        for pk, status, data in CallQueue.objects.values_list("pk", "status", "call_data"):
-            times, is_post = count[self.numbers[pk]], data["method"] == "post"
-            story = f"call {pk}, a {data['method']}, arrived {times} times, and is {Status(status).name}"
-            assert times <= 1 or not is_post, story
-            assert times or status == Status.UNKNOWN, story
-            assert status == Status.DONE or (is_post and status == Status.UNKNOWN), story
+        few = [replace(one, answered_at=one.answered_at or one.at + 0.1) for one in of_rule["few"]]
+        assert most_at_once(few) <= FEW, "too many at once"
+        seen: dict[int, list[Arrival]] = {number: [] for number in self.numbers.values()}
+        for one in arrivals:
+            seen[int(one.query["call"])].append(one)
+        columns = ("pk", "status", "method", "error_message")
+        for call in CallQueue.objects.values_list(*columns, named=True):
+            judge_call(call, seen[self.numbers[call.pk]])
 
 
 class Misfortunes:

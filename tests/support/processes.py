@@ -23,6 +23,8 @@ from tests.support.brokers import Broker
 from tests.support.verdicts import Late
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+CELERY = [sys.executable, "-m", "celery", "--app", "tests.celery_app"]
+MANAGE = [sys.executable, "-m", "django"]
 READY_SECONDS = 60.0
 STOP_SECONDS = 15.0
 
@@ -38,13 +40,14 @@ class Running:
         self._lines: list[str] = []
         self._said = threading.Condition()
         self._ended = False
-        streams = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-        }
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, start_new_session=True, **streams
+            command,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+            stderr=subprocess.STDOUT,
+            **streams,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -107,8 +110,7 @@ class Running:
         self._signal_group(signal.SIGCONT)
 
     def close(self) -> None:
-        self._signal_group(signal.SIGKILL)
-        self.process.wait(STOP_SECONDS)
+        self.kill()
         self._reader.join(STOP_SECONDS)
 
     def _signal_group(self, number: int) -> None:
@@ -158,36 +160,24 @@ class Processes:
     ) -> Running:
         """A Celery worker on these queues (short names), ready for work."""
         names = ",".join(self.broker.queue(queue) for queue in queues or ("celery",))
-        number = len(self.started)
-        quiet = ["--without-gossip", "--without-mingle", "--loglevel=INFO"]
-        size = [
-            "--concurrency",
-            str(concurrency),
-            "--pool",
-            pool,
-            "--hostname",
-            f"w{number}-{self.broker.prefix}@%h",
-        ]
-        celery = [sys.executable, "-m", "celery", "--app", "tests.celery_app"]
-        own = [*celery, "worker", "--queues", names, *size, *quiet, *arguments]
-        worker = self.start("worker", own)
+        host = f"w{len(self.started)}-{self.broker.prefix}@%h"
+        quiet = ["--without-gossip", "--without-mingle", "--loglevel=INFO", "--hostname", host]
+        size = ["--queues", names, "--concurrency", str(concurrency), "--pool", pool]
+        worker = self.start("worker", [*CELERY, "worker", *size, *quiet, *arguments])
         if wait:
             worker.wait_for_log(" ready.")
         return worker
 
     def dispenser(self, *arguments: str) -> Running:
-        return self.start(
-            "dispenser", [sys.executable, "-m", "django", "callqueue_dispenser", *arguments]
-        )
+        return self.start("dispenser", [*MANAGE, "callqueue_dispenser", *arguments])
 
     def run(self, *arguments: str) -> Running:
         """Releases calls, and makes them itself."""
-        return self.start("run", [sys.executable, "-m", "django", "callqueue_run", *arguments])
+        return self.start("run", [*MANAGE, "callqueue_run", *arguments])
 
     def beat(self, *arguments: str) -> Running:
         schedule = ["--schedule", str(self.folder / "schedule"), "--pidfile", "", "--loglevel=INFO"]
-        celery = [sys.executable, "-m", "celery", "--app", "tests.celery_app"]
-        return self.start("beat", [*celery, "beat", *schedule, *arguments])
+        return self.start("beat", [*CELERY, "beat", *schedule, *arguments])
 
     def start(self, name: str, command: list[str]) -> Running:
         name = f"{name}-{len(self.started)}"
@@ -199,11 +189,8 @@ class Processes:
         self, *arguments: str, timeout: float = 60.0, text: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Run a management command to its end, `text` on its standard input."""
-        command = [sys.executable, "-m", "django", *arguments]
-        streams = {"input": text, "capture_output": True, "text": True}
-        return subprocess.run(
-            command, cwd=ROOT, env=self.environment, timeout=timeout, check=False, **streams
-        )
+        streams = {"input": text, "capture_output": True, "text": True, "timeout": timeout}
+        return subprocess.run([*MANAGE, *arguments], cwd=ROOT, env=self.environment, **streams)
 
     def logs(self) -> str:
         return "\n".join(f"--- {running.name}\n{running.log[-4000:]}" for running in self.started)

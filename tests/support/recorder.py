@@ -1,8 +1,8 @@
 """A vendor for tests: an HTTP/1.1 server in a process of its own that records every request and
 misbehaves on demand.
 
-In: requests, whose path chooses the behaviour (BEHAVIOURS). Out: the record, as JSON lines at
-`/_record`; instants are of the machine's monotonic clock, so they compare between processes. A
+In: requests, whose path chooses the behaviour (`Connection.behave`). Out: the record, as JSON lines
+at `/_record`; instants are of the machine's monotonic clock, so they compare between processes. A
 request's is that at which its last byte reached the machine, as the kernel stamped it: on a busy
 machine this process may come to read it much later. `python -m tests.support.recorder`
 prints its port, and ends with its standard input. It never decides whether a test passes.
@@ -22,8 +22,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import accumulate
 from pathlib import Path
@@ -83,14 +82,10 @@ class Recorder:
         return self
 
     def stop(self) -> None:
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        if self._process is not None:
+            with self._process as process:
+                process.kill()
+            self._process = None
 
     def url(self, path: str = "/ok", **query: Any) -> str:
         return f"http://127.0.0.1:{self.port}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -163,75 +158,6 @@ def used_share(instants: Iterable[float], limit: int, window: float) -> float:
     return max(len(ordered) - limit, 0) / (limit * span / window) if span > 0 else 0.0
 
 
-# The server: what it remembers.
-
-
-class Entry:
-    """One line of the record; the head is kept as it came and read only when somebody asks for the
-    record.
-    """
-
-    __slots__ = ("answered_at", "at", "body", "connection", "head", "status")
-
-    def __init__(self, at: float, connection: int, head: bytes, body: bytes) -> None:
-        self.at = at
-        self.connection = connection
-        self.head = head
-        self.body = body[:KEPT_BODY_BYTES]
-        self.status: int | None = None
-        self.answered_at: float | None = None
-
-    def line(self) -> str:
-        method, target, headers = parse_head(self.head)
-        document = {
-            "at": self.at,
-            "connection": self.connection,
-            "method": method,
-            "target": target,
-            "headers": headers,
-            "body": self.body.decode("utf-8", "replace"),
-            "status": self.status,
-            "answered_at": self.answered_at,
-        }
-        return json.dumps(document)
-
-
-def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
-    lines = head.decode("latin-1").split("\r\n")
-    method, target, _version = lines[0].split(" ", 2)
-    headers = {}
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip()
-    return method, target, headers
-
-
-@dataclass
-class Memory:
-    """All that the server knows; one for the process."""
-
-    entries: list[Entry] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-    held: list[Callable[[], None]] = field(default_factory=list)
-    waiting: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
-
-    def record(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        for count, future in self.waiting:
-            if len(self.entries) >= count and not future.done():
-                future.set_result(None)
-
-    def clear(self) -> None:
-        self.entries.clear()
-        self.failures.clear()
-
-    def release(self) -> int:
-        released, self.held = self.held, []
-        for answer in released:
-            answer()
-        return len(released)
-
-
 # The server: when something arrived.
 
 SO_TIMESTAMPNS = 35  # of Linux; the socket module does not name it
@@ -248,11 +174,8 @@ class StampedSocket(socket.socket):
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         data, told, _flags, _address = self.recvmsg(size, socket.CMSG_SPACE(16), flags)
-        stamps = [
-            value
-            for level, kind, value in told
-            if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS)
-        ]
+        kind = (socket.SOL_SOCKET, SO_TIMESTAMPNS)
+        stamps = [value for *of_kind, value in told if tuple(of_kind) == kind]
         self.arrived_at = monotonic_at(*struct.unpack("qq", stamps[0][:16])) if stamps else None
         return data
 
@@ -266,18 +189,42 @@ def monotonic_at(seconds: int, nanoseconds: int) -> float:
             return now - max(0.0, before - stamp)
 
 
-async def accept_for_ever(server: socket.socket, memory: Memory) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        accepted, _address = await loop.sock_accept(server)
-        stamped = StampedSocket(
-            accepted.family, accepted.type, accepted.proto, fileno=accepted.detach()
-        )
-        stamped.setblocking(False)
-        await loop.connect_accepted_socket(partial(Connection, memory, stamped), stamped)
+# The server: what it remembers, and one connection.
 
 
-# The server: one connection.
+class Entry:
+    """One line of the record; the head is kept as it came and read only when somebody asks for the
+    record.
+    """
+
+    __slots__ = ("answered_at", "at", "body", "connection", "head", "status")
+
+    def __init__(self, at: float, connection: int, head: bytes, body: bytes) -> None:
+        self.at, self.connection, self.head = at, connection, head
+        self.body = body[:KEPT_BODY_BYTES]
+        self.status: int | None = None
+        self.answered_at: float | None = None
+
+    def line(self) -> str:
+        first, *lines = self.head.decode("latin-1").split("\r\n")
+        method, target, _version = first.split(" ", 2)
+        pairs = [line.partition(":") for line in lines]
+        document = {
+            "at": self.at,
+            "connection": self.connection,
+            "method": method,
+            "target": target,
+            "headers": {name.lower(): value.strip() for name, _, value in pairs},
+            "body": self.body.decode("utf-8", "replace"),
+            "status": self.status,
+            "answered_at": self.answered_at,
+        }
+        return json.dumps(document)
+
+
+entries: list[Entry] = []
+failures: Counter[str] = Counter()
+held: list[Callable[[], None]] = []
 
 
 class Connection(asyncio.Protocol):
@@ -286,18 +233,17 @@ class Connection(asyncio.Protocol):
     """
 
     opened = 0
+    method = ""
+    busy = False
+    entry: Entry | None = None
 
-    def __init__(self, memory: Memory, stamped: StampedSocket) -> None:
-        self.memory, self.socket = memory, stamped
-        self.buffer = bytearray()
-        self.busy = False
-        self.entry: Entry | None = None
-        self.method = ""
+    def __init__(self, stamped: StampedSocket) -> None:
+        self.socket, self.buffer = stamped, bytearray()
+        self.loop = asyncio.get_running_loop()
         Connection.opened += 1
         self.number = Connection.opened
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: Any) -> None:
         self.transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -307,190 +253,119 @@ class Connection(asyncio.Protocol):
 
     def read_requests(self) -> None:
         while not self.busy and not self.transport.is_closing():
-            request = take_request(self.buffer)
-            if request is None:
+            end = self.buffer.find(b"\r\n\r\n")
+            if end < 0:
                 return
+            head, end = bytes(self.buffer[:end]), end + 4
+            _, _, length = head.lower().partition(b"\r\ncontent-length:")
+            whole = end + int(length.partition(b"\r\n")[0] or 0)
+            if len(self.buffer) < whole:
+                return
+            body = bytes(self.buffer[end:whole])
+            del self.buffer[:whole]
             self.busy = True
-            self.receive(*request)
+            self.receive(head, body)
 
     def receive(self, head: bytes, body: bytes) -> None:
         now = self.socket.arrived_at or time.monotonic()
-        method, target = head.split(b" ", 2)[:2]
-        self.method = method.decode("latin-1")
-        path, _, query = target.decode("latin-1").partition("?")
-        self.entry = None
+        method, target, _ = head.decode("latin-1").split(" ", 2)
+        self.method, self.entry = method, None
+        path, _, rest = target.partition("?")
+        query = dict(parse_qsl(rest))
         if path.startswith("/_"):
-            control(self, path, dict(parse_qsl(query)))
+            self.control(path, query)
             return
         self.entry = Entry(now, self.number, head, body)
-        self.memory.record(self.entry)
-        name, _, rest = path[1:].partition("/")
-        behaviour = BEHAVIOURS.get(name, not_found)
-        behaviour(self, rest, dict(parse_qsl(query)) if query else {})
+        entries.append(self.entry)
+        self.behave(*path[1:].partition("/")[::2], query)
 
-    def answer(self, status: int, document: Any = None) -> None:
+    def behave(self, name: str, rest: str, query: dict[str, str]) -> None:
+        if name == "ok":  # 200 at once
+            self.answer(200, {"ok": True})
+        elif name == "status":  # /status/<code>: that status
+            self.answer(int(rest), {"status": int(rest)})
+        elif name == "fail":  # /fail/<n>/<id>: 500 n times, then 200
+            times, _, one = rest.partition("/")
+            failures[one] += 1
+            self.answer(500 if failures[one] <= int(times) else 200, {"times": failures[one]})
+        elif name == "hang":  # /hang?s=3600: nothing for that long, then the connection closes
+            self.loop.call_later(float(query.get("s", "3600")), self.transport.close)
+        elif name == "delay":  # /delay?s=0.2: 200 after that long
+            self.loop.call_later(float(query.get("s", "0.2")), self.answer, 200, {"ok": True})
+        elif name == "hold":  # /hold: no answer until POST /_release, then 200
+            held.append(lambda: self.answer(200, {"ok": True, "held": True}))
+        else:
+            self.answer(404, {"error": "no such behaviour"})
+
+    def control(self, path: str, query: dict[str, str]) -> None:
+        """What the test asks of the server itself; not recorded."""
+        if path == "/_record":
+            self.answer(200, "\n".join(entry.line() for entry in entries).encode())
+        elif path == "/_count":
+            self.answer(200, {"count": len(entries)})
+        elif path == "/_wait":
+            until = self.loop.time() + float(query["timeout"])
+            self.answer_once_there_are(int(query["count"]), until)
+        elif path == "/_clear":
+            entries.clear()
+            failures.clear()
+            self.answer(200, {})
+        elif path == "/_release":
+            released, held[:] = list(held), []
+            for answer in released:
+                answer()
+            self.answer(200, {"released": len(released)})
+
+    def answer_once_there_are(self, count: int, until: float) -> None:
+        if len(entries) < count and self.loop.time() < until:
+            self.loop.call_later(0.005, self.answer_once_there_are, count, until)
+        else:
+            self.answer(200, {"count": len(entries)})
+
+    def answer(self, status: int, document: Any) -> None:
+        """Unless the client has gone by now."""
+        if self.transport.is_closing():
+            return
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
-        self.transport.write(response_head(status, len(content)))
-        if self.method != "HEAD":
-            self.transport.write(content)
+        reason = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Unknown"
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + (b"" if self.method == "HEAD" else content))
         if self.entry is not None:
-            self.entry.status = status
-            self.entry.answered_at = time.monotonic()
+            self.entry.status, self.entry.answered_at = status, time.monotonic()
         self.busy = False
         if self.buffer:
-            asyncio.get_running_loop().call_soon(self.read_requests)
-
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something unless the client has gone by then."""
-        asyncio.get_running_loop().call_later(
-            seconds, lambda: None if self.transport.is_closing() else action()
-        )
-
-
-def take_request(buffer: bytearray) -> tuple[bytes, bytes] | None:
-    """The head and body of the first whole request, taken out of the buffer; None until it is
-    whole.
-    """
-    end = buffer.find(b"\r\n\r\n")
-    if end < 0:
-        return None
-    head = bytes(buffer[:end])
-    length = content_length(head.lower())
-    if len(buffer) < end + 4 + length:
-        return None
-    body = bytes(buffer[end + 4 : end + 4 + length])
-    del buffer[: end + 4 + length]
-    return head, body
-
-
-def content_length(lowered: bytes) -> int:
-    start = lowered.find(b"\r\ncontent-length:")
-    if start < 0:
-        return 0
-    return int(lowered[start + 17 :].split(b"\r\n", 1)[0])
-
-
-def response_head(status: int, length: int) -> bytes:
-    reason = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Unknown"
-    return (
-        f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {length}\r\n\r\n"
-    ).encode()
-
-
-# The server: the behaviours. Each gets the rest of the path and the query.
-
-Query = dict[str, str]
-
-
-def ok(connection: Connection, rest: str, query: Query) -> None:
-    """/ok: 200 at once."""
-    connection.answer(200, {"ok": True})
-
-
-def status(connection: Connection, rest: str, query: Query) -> None:
-    """/status/<code>: that status."""
-    connection.answer(int(rest), {"status": int(rest)})
-
-
-def fail(connection: Connection, rest: str, query: Query) -> None:
-    """/fail/<n>/<id>: 500 n times, then 200."""
-    times, _, name = rest.partition("/")
-    failures = connection.memory.failures
-    if failures[name] >= int(times):
-        connection.answer(200, {"ok": True, "after": failures[name]})
-        return
-    failures[name] += 1
-    connection.answer(500, {"failure": failures[name]})
-
-
-def hang(connection: Connection, rest: str, query: Query) -> None:
-    """/hang?s=3600: nothing for that long, then the connection closes."""
-    connection.later(float(query.get("s", "3600")), connection.transport.close)
-
-
-def delay(connection: Connection, rest: str, query: Query) -> None:
-    """/delay?s=0.2: 200 after that long."""
-    seconds = float(query.get("s", "0.2"))
-    connection.later(seconds, lambda: connection.answer(200, {"ok": True, "after": seconds}))
-
-
-def hold(connection: Connection, rest: str, query: Query) -> None:
-    """/hold: no answer until POST /_release, then 200."""
-
-    def answer() -> None:
-        if not connection.transport.is_closing():
-            connection.answer(200, {"ok": True, "held": True})
-
-    connection.memory.held.append(answer)
-
-
-def not_found(connection: Connection, rest: str, query: Query) -> None:
-    connection.answer(404, {"error": "no such behaviour", "behaviours": sorted(BEHAVIOURS)})
-
-
-BEHAVIOURS: dict[str, Callable[[Connection, str, Query], None]] = {
-    one.__name__: one for one in (ok, status, fail, hang, delay, hold)
-}
-
-
-def control(connection: Connection, path: str, query: Query) -> None:
-    """What the test asks of the server itself; not recorded."""
-    memory = connection.memory
-    if path == "/_record":
-        connection.answer(200, "\n".join(entry.line() for entry in memory.entries).encode())
-    elif path == "/_count":
-        connection.answer(200, {"count": len(memory.entries)})
-    elif path == "/_wait":
-        asyncio.get_running_loop().create_task(
-            wait(connection, int(query["count"]), float(query["timeout"]))
-        )
-    elif path == "/_clear" and connection.method == "POST":
-        memory.clear()
-        connection.answer(200, {})
-    elif path == "/_release" and connection.method == "POST":
-        connection.answer(200, {"released": memory.release()})
-    else:
-        connection.answer(404, {"error": "no such control"})
-
-
-async def wait(connection: Connection, count: int, timeout: float) -> None:
-    memory = connection.memory
-    if len(memory.entries) < count:
-        waiting = (count, asyncio.get_running_loop().create_future())
-        memory.waiting.append(waiting)
-        await asyncio.wait([waiting[1]], timeout=timeout)
-        memory.waiting.remove(waiting)
-    connection.answer(200, {"count": len(memory.entries)})
+            self.loop.call_soon(self.read_requests)
 
 
 # The server: the process.
 
 
-async def serve() -> None:
-    memory = Memory()
+async def accept_for_ever(server: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    server = listening()
-    accepting = loop.create_task(accept_for_ever(server, memory))
-    print(server.getsockname()[1], flush=True)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    loop.add_reader(
-        sys.stdin.fileno(), lambda: None if sys.stdin.buffer.raw.read(1) else ended.set()
-    )  # type: ignore[attr-defined]
-    await ended.wait()
-    accepting.cancel()
-    server.close()
+    while True:
+        accepted, _address = await loop.sock_accept(server)
+        stamped = StampedSocket(fileno=accepted.detach())
+        stamped.setblocking(False)
+        await loop.connect_accepted_socket(lambda stamped=stamped: Connection(stamped), stamped)
 
 
-def listening() -> socket.socket:
-    """The server's socket; what it accepts is stamped, on Linux."""
-    server = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server.setblocking(False)
-    if sys.platform == "linux":
-        server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-    return server
+async def serve() -> None:
+    """What is accepted is stamped, on Linux."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
+        server.setblocking(False)
+        if sys.platform == "linux":
+            server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        accepting = loop.create_task(accept_for_ever(server))
+        print(server.getsockname()[1], flush=True)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+        loop.add_reader(sys.stdin.fileno(), ended.set)
+        await ended.wait()
+        accepting.cancel()
 
 
 if __name__ == "__main__":

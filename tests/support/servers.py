@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
 
 DEFAULTS = {
@@ -19,8 +20,6 @@ DEFAULTS = {
     "redis": ("CALLQUEUE_TEST_REDIS_URL", "redis://127.0.0.1:6379"),
     "rabbitmq": ("CALLQUEUE_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
 }
-
-
 EMBEDDED = "CALLQUEUE_TEST_PG_EMBEDDED"
 
 
@@ -38,7 +37,7 @@ def refusal(server: str) -> str:
     except OSError:
         return f"nothing answers at {url.host}:{url.port}"
     try:
-        LOG_IN[server](url)
+        _log_in(server, url)
     except Exception as error:
         return (
             f"{url.host}:{url.port} refuses us ({type(error).__name__}); set {DEFAULTS[server][0]}"
@@ -63,49 +62,25 @@ def address(server: str) -> ServerUrl:
     variable, default = DEFAULTS[server]
     text = os.environ.get(variable) or default
     parts = urlsplit(text)
-    default_port = urlsplit(default).port
-    host = unquote(parts.hostname or "127.0.0.1")
-    return ServerUrl(
-        host,
-        str(parts.port or default_port),
-        parts.username or "",
-        unquote(parts.password or ""),
-        text,
-    )
+    host, port = unquote(parts.hostname or "127.0.0.1"), parts.port or urlsplit(default).port
+    return ServerUrl(host, str(port), parts.username or "", unquote(parts.password or ""), text)
 
 
-def _log_in_to_postgresql(url: ServerUrl) -> None:
-    import psycopg2
+def _log_in(server: str, url: ServerUrl) -> None:
+    place = {"host": url.host, "port": int(url.port), "user": url.user, "password": url.password}
+    if server == "postgresql":
+        import psycopg2
 
-    options = {
-        "user": url.user,
-        "password": url.password,
-        "dbname": "postgres",
-        "connect_timeout": 5,
-    }
-    psycopg2.connect(host=url.host, port=url.port, **options).close()
+        psycopg2.connect(dbname="postgres", connect_timeout=5, **place).close()
+    elif server == "mariadb":
+        import pymysql
 
+        pymysql.connect(connect_timeout=5, **place).close()
+    else:
+        from kombu import Connection
 
-def _log_in_to_mariadb(url: ServerUrl) -> None:
-    import pymysql
-
-    options = {"user": url.user, "password": url.password, "connect_timeout": 5}
-    pymysql.connect(host=url.host, port=int(url.port), **options).close()
-
-
-def _log_in_to_broker(url: ServerUrl) -> None:
-    from kombu import Connection
-
-    with Connection(url.text, connect_timeout=5) as connection:
-        connection.ensure_connection(max_retries=1, timeout=5)
-
-
-LOG_IN = {
-    "postgresql": _log_in_to_postgresql,
-    "mariadb": _log_in_to_mariadb,
-    "redis": _log_in_to_broker,
-    "rabbitmq": _log_in_to_broker,
-}
+        with Connection(url.text, connect_timeout=5) as connection:
+            connection.ensure_connection(max_retries=1, timeout=5)
 
 
 def postgresql_url() -> ServerUrl:
@@ -124,36 +99,14 @@ def postgresql() -> Iterator[str]:
     if answers("postgresql"):
         yield "embedded" if os.environ.get(EMBEDDED) else "server"
         return
-    with (
-        embedded_postgresql() as url,
-        _environment({DEFAULTS["postgresql"][0]: url, EMBEDDED: "1"}),
-    ):
-        yield "embedded"
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """For this process and those it starts; a process inside finds the same server and brings no
-    other.
-    """
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-@contextmanager
-def embedded_postgresql() -> Iterator[str]:
-    """A server on a free port of loopback that forgets everything."""
     from tests.support.private import Postgres
 
-    with Postgres("fsync=off", "synchronous_commit=off") as server:
-        yield server.url
+    # on a free port of loopback, and it forgets everything; a process inside finds the same server
+    with (
+        Postgres("fsync=off", "synchronous_commit=off") as server,
+        patch.dict(os.environ, {DEFAULTS["postgresql"][0]: server.url, EMBEDDED: "1"}),
+    ):
+        yield "embedded"
 
 
 def free_port() -> int:

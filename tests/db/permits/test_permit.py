@@ -36,7 +36,7 @@ Rules = Callable[..., None]
 SECOND = timedelta(seconds=1)
 
 
-def test_a_permit_is_a_call_of_its_own_method(rules: Rules) -> None:
+def test_a_permit_is_a_call_of_its_own_method_and_ends_as_its_block_does(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("2/h")], priority=3))
     with callqueue.permit("r", label="refund") as permit:
         row = CallAttempt.objects.get(pk=permit.attempt_id)
@@ -49,6 +49,11 @@ def test_a_permit_is_a_call_of_its_own_method(rules: Rules) -> None:
     call.refresh_from_db()
     assert row.outcome == CallAttempt.Outcome.SUCCEEDED and row.finished_at is not None
     assert call.status == CallQueue.Status.DONE and call.finished_at_dt is not None
+    with pytest.raises(ValueError, match="secret"), callqueue.permit("r"):
+        raise ValueError("the secret")
+    row = CallAttempt.objects.latest("pk")
+    assert row.outcome == CallAttempt.Outcome.ERRORED and row.error_message == "ValueError"
+    assert row.call.status == CallQueue.Status.FAILED and row.call.error_message == "ValueError"
 
 
 def test_permits_and_calls_are_charged_to_the_same_limit(rules: Rules, remote: Vendor) -> None:
@@ -80,41 +85,23 @@ def test_a_permit_waits_by_the_clock_of_the_test(rules: Rules) -> None:
     assert CallQueue.objects.count() == 2
 
 
-def test_what_goes_wrong_in_the_block_is_written_by_its_type_alone(rules: Rules) -> None:
-    rules(r=Rule())
-    with pytest.raises(ValueError, match="secret"), callqueue.permit("r"):
-        raise ValueError("the secret")
-    row = CallAttempt.objects.get()
-    assert row.outcome == CallAttempt.Outcome.ERRORED and row.error_message == "ValueError"
-    assert row.call.status == CallQueue.Status.FAILED and row.call.error_message == "ValueError"
-
-
 def test_a_permit_lays_a_hold_that_calls_and_permits_mind(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    with callqueue.permit("r") as permit:
-        permit.hold(30, "429")
-    assert Hold.objects.get().source == "provider"
-    assert CallAttempt.objects.get().outcome == CallAttempt.Outcome.THROTTLED
-    send("r")
-    with travel():
-        assert run_callqueue() == 0
-    with pytest.raises(NotNow, match="held") as refused, callqueue.permit("r", wait=0):
-        pytest.fail("held")
-    assert refused.value.until is not None and refused.value.until > timezone.now() + 25 * SECOND
-
-
-@pytest.mark.parametrize(("scope", "is_held"), [(None, False), ("key", False), ("rule", True)])
-def test_a_permit_may_hold_its_key_or_all_of_its_rule(
-    rules: Rules, scope: str | None, is_held: bool
-) -> None:
+    """On its key, or on all of its rule."""
     rules(r=Rule(limits=[SlidingWindow("9/s", per="key")]))
-    with callqueue.permit("r", key="a") as permit:
-        permit.hold(30, "429", scope=scope)
-    with pytest.raises(NotNow, match="held"), callqueue.permit("r", key="a", wait=0):
-        pytest.fail("held")
-    refused = pytest.raises(NotNow, match="held") if is_held else nullcontext()
-    with refused, callqueue.permit("r", key="b", wait=0):
-        assert not is_held
+    for scope, is_held in ((None, False), ("rule", True)):
+        with callqueue.permit("r", key="a" if scope is None else "c") as permit:
+            permit.hold(30, "429", scope=scope)
+        send("r", key="a")
+        with travel():
+            assert run_callqueue() == 0
+        with pytest.raises(NotNow, match="held") as refused, callqueue.permit("r", key="a", wait=0):
+            pytest.fail("held")
+        assert refused.value.until > timezone.now() + 25 * SECOND
+        of_another = pytest.raises(NotNow, match="held") if is_held else nullcontext()
+        with of_another, callqueue.permit("r", key="b", wait=0):
+            assert not is_held
+    assert set(Hold.objects.values_list("source", flat=True)) == {"provider"}
+    assert CallAttempt.objects.filter(outcome=CallAttempt.Outcome.THROTTLED).count() == 2
 
 
 def test_in_flight_is_what_is_in_the_block(rules: Rules) -> None:
@@ -164,6 +151,15 @@ def test_dispensers_end_what_only_such_a_process_charged_and_it_comes_again(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(**TOGETHER)
+    together = Process("together")
+    together.book = conf.current().book
+    together.joins()
+    before = settings.read("default")
+    with callqueue.permit("b", wait=0):
+        pass
+    assert settings.read("default") == before, "where the dispensers have its settings"
+    together.leave()
+    CallAttempt.objects.all().delete()
     monkeypatch.setattr(settings, "SILENCE", 0.0)
     apart = Process("apart", **APART)
     apart.joins()
@@ -193,18 +189,6 @@ def test_settings_of_the_past_are_forgotten_without_any_dispenser(
             waiter = Waiter(Options("a", wait=0).wanted())
             waiter.step()
         assert OpinionState.objects.filter(lapsed_at=None).count() == 1
-
-
-@pytest.mark.usefixtures("trusted_workers")
-def test_a_process_with_the_dispensers_settings_changes_nothing(rules: Rules) -> None:
-    rules(**TOGETHER)
-    together = Process("together")
-    together.book = conf.current().book
-    together.joins()
-    before = settings.read("default")
-    with callqueue.permit("b", wait=0):
-        pass
-    assert settings.read("default") == before
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
@@ -399,41 +383,45 @@ def test_permits_are_shown_as_calls_and_forecasts_know_them(rules: Rules) -> Non
     assert not seen.workers, "who takes permits is no worker of a queue"
 
 
-def test_a_permit_is_not_sent_and_not_requeued(rules: Rules) -> None:
+def test_a_permit_is_not_sent_and_not_requeued_nor_does_its_page_offer_it(
+    rules: Rules, admin_client: Any
+) -> None:
     rules(r=Rule())
     with pytest.raises(InvalidCall, match="permit"):
         CallQueue.objects.send({"method": "Permit", "params": {}}, rule="r")
-    with pytest.raises(ValueError, match="x"), callqueue.permit("r"):
+    with pytest.raises(ValueError, match="x"), callqueue.permit("r", label="refund"):
         raise ValueError("x")
     call = CallQueue.objects.get()
     with pytest.raises(IllegalTransition, match="permit"):
         call.requeue()
     assert CallQueue.objects.all().requeue(again=True) == 0
+    page = admin_client.get(reverse("admin:callqueue_callqueue_change", args=[call.pk]))
+    text = page.content.decode()
+    assert "refund" in text and "ValueError" in text
+    assert f"{call.pk}/requeue/" not in text and f"{call.pk}/edit" not in text
+    listed = admin_client.get(reverse("admin:callqueue_callqueue_changelist"))
+    assert b"permit refund" in listed.content
 
 
-def test_a_permit_that_waits_may_be_cancelled(rules: Rules) -> None:
+@pytest.mark.parametrize("is_charged", [False, True])
+def test_a_permit_that_waits_may_be_cancelled_and_gives_its_charge_back(
+    rules: Rules, is_charged: bool
+) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
         waiter = new_waiter()
         waiter.step()
-        waiting_rows().get().cancel()
-        with pytest.raises(NotNow, match="cancelled") as refused:
-            waiter.step()
-    assert refused.value.until is None
-    assert CallQueue.objects.cancelled().count() == 1
-
-
-def test_one_that_is_cancelled_when_it_is_charged_gives_its_charge_back(rules: Rules) -> None:
-    rules(r=Rule(limits=[Concurrency(1)]))
-    with callqueue.permit("r"):
-        waiter = new_waiter()
-        waiter.step()
-    release_pass.release("default", ["r"])
-    CallQueue.objects.dispatched().get().cancel()
+        if not is_charged:
+            waiting_rows().get().cancel()
+    if is_charged:
+        release_pass.release("default", ["r"])
+        CallQueue.objects.dispatched().get().cancel()
     with callqueue.permit("r", wait=0):
         pass
-    with pytest.raises(NotNow, match="cancelled"):
+    with pytest.raises(NotNow, match="cancelled") as refused:
         pass_now(waiter)
+    assert refused.value.until is None
+    assert CallQueue.objects.cancelled().count() == 1
 
 
 def test_permits_are_kept_as_long_as_done_calls_and_audited(rules: Rules) -> None:
@@ -447,18 +435,3 @@ def test_permits_are_kept_as_long_as_done_calls_and_audited(rules: Rules) -> Non
     with travel(days=8):
         cleaned = cleanup.clean("default")
         assert (cleaned.calls, cleaned.attempts) == (1, 1)
-
-
-def test_a_permit_has_a_page_that_offers_nothing_that_cannot_be(
-    rules: Rules, admin_client: Any
-) -> None:
-    rules(r=Rule())
-    with pytest.raises(ValueError, match="x"), callqueue.permit("r", label="refund"):
-        raise ValueError("x")
-    call = CallQueue.objects.get()
-    page = admin_client.get(reverse("admin:callqueue_callqueue_change", args=[call.pk]))
-    text = page.content.decode()
-    assert "refund" in text and "ValueError" in text
-    assert f"{call.pk}/requeue/" not in text and f"{call.pk}/edit" not in text
-    listed = admin_client.get(reverse("admin:callqueue_callqueue_changelist"))
-    assert b"permit refund" in listed.content

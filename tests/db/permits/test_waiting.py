@@ -5,8 +5,10 @@ waits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError, connection
@@ -61,15 +63,10 @@ def test_who_becomes_the_first_makes_a_pass_at_once(rules: Rules, per: str) -> N
         second.passed_at = -1e9
         second.step()
         assert second.passes == passes + 1 and second.ahead == 0
-
-
-def test_one_that_died_keeps_nobody_from_being_the_first(rules: Rules) -> None:
-    rules(r=Rule(limits=[Concurrency(1)]))
-    with callqueue.permit("r"):
-        dead, second = waiter(), waiter()
-        CallQueue.objects.filter(pk=dead.pk).update(expires_at_dt=F("created_dt"))
-        second.step()
-        assert second.ahead == 0
+        third = waiter()
+        CallQueue.objects.filter(pk=second.pk).update(expires_at_dt=F("created_dt"))
+        third.step()
+        assert third.ahead == 0, "one that died keeps nobody from being the first"
 
 
 def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rules) -> None:
@@ -190,7 +187,7 @@ def locked_out(*_: Any, **__: Any) -> release_pass.Pass:
     return release_pass.Pass(next_look=when_locked(NO_STREAK))
 
 
-def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way(
+def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way_or_gives_up_soon(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule(limits=[SlidingWindow("9/h")]))
@@ -202,12 +199,6 @@ def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way(
         pass
     one.passed_at = now() + 100
     assert isinstance(one.step(), Job)
-
-
-def test_one_that_does_not_wait_gives_up_soon_where_others_are_in_its_way(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("9/h")]))
     monkeypatch.setattr(release_pass, "release", locked_out)
     with travel() as clock:
         before = clock.now()
@@ -251,47 +242,38 @@ def waiter_whose_pass_lost_its_answer(monkeypatch: pytest.MonkeyPatch) -> Waiter
     return one
 
 
-@pytest.mark.parametrize("when", ["before its next pass", "in its next pass"])
+@pytest.mark.parametrize(
+    "when", ["before its next pass", "in its next pass", "in one that is undone"]
+)
 def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """The server has the rules' rows until then: where the permit stood anew as soon as they are
-    free, it would wait for its own charge.
+    free, it would wait for its own charge. The pass that finds the row may be undone, since its
+    settings are not in force any more: what it has found is there all the same.
     """
     rules(r=Rule(limits=[Concurrency(1)]))
-    one = waiter_whose_pass_lost_its_answer(monkeypatch)
-    found, unseen = one._found, [None] if when == "before its next pass" else [None, None]
-    monkeypatch.setattr(one, "_found", lambda: unseen.pop() if unseen else found())
-    with monkeypatch.context() as locked:
-        locked.setattr(release_pass, "_lock", lambda *_: None)
-        one._made_pass()
-    one._beat()
-    assert isinstance(pass_now(one), Job)
-    assert CallQueue.objects.count() == 1
-
-
-def test_a_row_that_came_through_late_is_no_second_permit_where_the_settings_have_changed_meanwhile(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pass that finds the row is undone, since its settings are not in force any more: what it
-    has found is there all the same.
-    """
-    rules(r=Rule(limits=[Concurrency(1)]))
-    with callqueue.permit("r"):
+    is_undone = when == "in one that is undone"
+    with callqueue.permit("r") if is_undone else nullcontext():
         one = waiter_whose_pass_lost_its_answer(monkeypatch)
-        found, unseen = one._found, [None]
+        found, unseen = one._found, [None, None] if when == "in its next pass" else [None]
         monkeypatch.setattr(one, "_found", lambda: unseen.pop() if unseen else found())
-
-        def outdated(*_: Any) -> None:
-            raise release_pass.Outdated
-
-        with monkeypatch.context() as changed:
-            changed.setattr(release_pass, "remember", outdated)
+        with monkeypatch.context() as patch:
+            if is_undone:
+                patch.setattr(release_pass, "remember", Mock(side_effect=release_pass.Outdated))
+            else:
+                patch.setattr(release_pass, "_lock", lambda *_: None)
             one._made_pass()
-        pass_now(one)
-        pass_now(one)
-        assert waiting_rows().count() == 1
-    assert isinstance(pass_now(one), Job)
+        if is_undone:
+            pass_now(one)
+            pass_now(one)
+            assert waiting_rows().count() == 1
+        else:
+            one._beat()
+            assert isinstance(pass_now(one), Job)
+            assert CallQueue.objects.count() == 1
+    if is_undone:
+        assert isinstance(pass_now(one), Job)
 
 
 def test_a_row_that_somebody_had_locked_at_first_has_its_keys_turn_all_the_same(
