@@ -212,8 +212,7 @@ def test_a_record_says_how_many_attempts_were_no_longer_its_own(
     for _ in range(3):
         send("r")
     jobs = claim.begin("default", released_by("r"))
-    past = timezone.now() - PAST
-    CallAttempt.objects.filter(pk=jobs[0].attempt.id).update(lease_until=past)
+    CallAttempt.objects.filter(pk=jobs[0].attempt.id).update(lease_until=_past())
     assert recovery.end_lost("default") == 1
     caplog.set_level("INFO", "callqueue")
     assert recorder.write("default", [answered(job) for job in jobs]) == 2
@@ -621,8 +620,7 @@ def test_under_every_isolation_a_unique_key_gives_its_call_or_the_databases_own_
     rules(r=Rule())
     is_postgresql = connection.vendor == "postgresql"
     which = "CHARACTERISTICS AS TRANSACTION" if is_postgresql else "TRANSACTION"
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION {which} ISOLATION LEVEL {level}")
+    database.run("default", f"SET SESSION {which} ISOLATION LEVEL {level}")
     others: list[int] = []
     try:
         with transaction.atomic():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -57,15 +58,17 @@ def scraped() -> dict[tuple[str, ...], float]:
 
 def test_a_scrape_reads_every_rule_and_limit() -> None:
     found = scraped()
+    counts = ("waiting_calls", "in_flight_calls", "held")
     assert found["callqueue_up",] == 1
-    assert found["callqueue_waiting_calls", "r"] == 3
-    assert found["callqueue_in_flight_calls", "r"] == 2
+    assert [found[f"callqueue_{name}", "r"] for name in counts] == [3, 2, 0]
     assert found["callqueue_waiting_calls", "idle"] == 0
-    assert found["callqueue_held", "r"] == 0
-    assert found["callqueue_limit_capacity", "vendor", "rule", "r"] == 2
-    assert found["callqueue_limit_used", "vendor", "rule", "r"] == 2
-    assert found["callqueue_limit_free", "vendor", "rule", "r"] == 0
+    of_limit = [f"callqueue_limit_{name}" for name in ("capacity", "used", "free")]
+    assert [found[name, "vendor", "rule", "r"] for name in of_limit] == [2, 2, 0]
     assert found["callqueue_dispenser_silent_seconds",] < 60
+    # what nobody has counted is missing, and not nought
+    assert not [name for name in found if name[0] == "callqueue_attempts_total"]
+    count_up()
+    assert scraped()["callqueue_attempts_total", "failed", "idle"] == 0
 
 
 def test_limits_of_one_rate_and_two_units_are_told_apart(rules: Rules) -> None:
@@ -77,24 +80,15 @@ def test_limits_of_one_rate_and_two_units_are_told_apart(rules: Rules) -> None:
     assert found["callqueue_limit_used", "SlidingWindow 100/m of tokens", "rule", "llm"] == 30
 
 
-def test_a_database_that_is_away_is_a_metric_and_not_an_error(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_database_that_is_away_or_a_missing_extra_is_told(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
 ) -> None:
-    def away(using: str) -> Any:
-        raise OperationalError("nobody there")
-
-    monkeypatch.setattr("callqueue.metrics.look", away)
-    assert scraped() == {("callqueue_up",): 0}
-
-
-def test_registering_reads_nothing(django_assert_num_queries: Any) -> None:
     registry = CollectorRegistry()
-    with django_assert_num_queries(0):
+    with django_assert_num_queries(0):  # a process that registers need have no database yet
         metrics.register(registry)
     assert registry.get_sample_value("callqueue_waiting_calls", {"rule": "r"}) == 3
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callqueue.metrics.look", Mock(side_effect=OperationalError("nobody")))
+    assert scraped() == {("callqueue_up",): 0}, "a metric and no error"
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImproperlyConfigured, match=r"django-callqueue\[metrics\]"):
         metrics.register()
@@ -104,13 +98,9 @@ def end(outcome: str, status: int, *, waited: float, took: float | None, **colum
     """A call that ended so ten seconds ago, with one attempt."""
     call, now = send("r"), database.clock("default") - timedelta(seconds=10)
     sent = None if took is None else now - timedelta(seconds=took)
-    CallQueue.objects.filter(pk=call.pk).update(
-        status=status,
-        ready=False,
-        finished_at_dt=now,
-        last_attempt=1,
-        due_at_dt=(sent or now) - timedelta(seconds=waited),
-    )
+    due = (sent or now) - timedelta(seconds=waited)
+    ended = {"status": status, "ready": False, "finished_at_dt": now, "last_attempt": 1}
+    CallQueue.objects.filter(pk=call.pk).update(**ended, due_at_dt=due)
     moved = ledger_time.moved("default") * database.MICROSECOND
     now, sent = now - moved, sent and sent - moved
     values = {"released_at": now, "sent_at": sent, "finished_at": now, "outcome": outcome}
@@ -141,24 +131,15 @@ def test_what_ended_is_counted_upwards_with_its_times() -> None:
         assert of == {"succeeded": 2, "failed": 1, "throttled": 1, "lost": 1}
         count_up()
     found = {name: value for name, value in found.items() if "idle" not in name}
-    assert found["callqueue_failed_calls", "r"] == 1
-    assert found["callqueue_unknown_calls", "r"] == 1
+    assert found["callqueue_failed_calls", "r"] == found["callqueue_unknown_calls", "r"] == 1
     waits, answers = "callqueue_wait_seconds", "callqueue_answer_seconds"
-    assert (bucket(found, waits, 1.6), bucket(found, waits, 5.4), bucket(found, waits, 300)) == (
-        3, 4, 5,
-    )  # fmt: skip
+    assert [bucket(found, waits, seconds) for seconds in (1.6, 5.4, 300)] == [3, 4, 5]
     assert found[f"{waits}_count", "r"] == 5
     # each as if it was in the middle of its bucket
     assert found[f"{waits}_sum", "r"] == pytest.approx(3 * 0.025 + 1.75 + 180)
     assert (bucket(found, answers, 0.05), bucket(found, answers, 0.4)) == (1, 3)
     assert found[f"{answers}_count", "r"] == 5
     assert found[f"{answers}_sum", "r"] == pytest.approx(49.025)
-
-
-def test_what_nobody_has_counted_is_missing_and_not_nought() -> None:
-    assert not [name for name in scraped() if name[0] == "callqueue_attempts_total"]
-    count_up()
-    assert scraped()["callqueue_attempts_total", "failed", "idle"] == 0
 
 
 MONITORING = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring"

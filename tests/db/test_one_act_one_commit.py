@@ -8,6 +8,7 @@ its second, and so on: what is there afterwards is what was there before, or wha
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ from callqueue import Rule, SlidingWindow, broker, control, database, states, tr
 from callqueue.control import bulk
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.execution import claim, recorder
+from callqueue.execution import claim, judging, recorder
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
@@ -41,6 +42,7 @@ from tests.support.length import AT_LENGTH
 pytestmark = [pytest.mark.django_db(transaction=True)]
 LIMIT = SlidingWindow("100/s", name="shared")
 PAST = timedelta(minutes=10)
+CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,6 @@ def record(jobs: list[Job]) -> None:
 
 
 def throttled(jobs: list[Job]) -> None:
-    from callqueue.execution import judging
-
     recorder.record("default", [judging.of_value(jobs[0], HoldUntil(60.0, "busy"))])
 
 
@@ -165,12 +165,7 @@ ACTS = {
     "send": Act(lambda: None, lambda _: send("r")),
     "send with a key": Act(lambda: None, lambda _: send("r", unique_key="a")),
     "send many": Act(
-        lambda: None,
-        lambda _: CallQueue.objects.send_many(
-            [{"method": "get", "params": {"url": "http://vendor.example/"}}] * 5,
-            rule="r",
-            batch_size=2,
-        ),
+        lambda: None, lambda _: CallQueue.objects.send_many([CALL] * 5, rule="r", batch_size=2)
     ),
     "cancel": Act(calls, lambda made: made[0].cancel()),
     "cancel what is released": Act(released, lambda _: CallQueue.objects.first().cancel()),
@@ -228,7 +223,7 @@ def begin_anew(act: Act) -> Any:
 
 
 # Of each row: what names it, what it is done by, and what passes note for themselves.
-PASSING = {
+PASSING = [
     "id",
     "call_id",
     "idempotency_key",
@@ -239,8 +234,8 @@ PASSING = {
     "served",
     "blocked_until",
     "version",
-}
-WATCHED = (
+]
+WATCHED = [
     "CallQueue",
     "CallAttempt",
     "Hold",
@@ -249,7 +244,7 @@ WATCHED = (
     "BelatedEnding",
     "OpinionState",
     "SettingsState",
-)
+]
 
 
 def state() -> list[Any]:
@@ -382,7 +377,7 @@ def test_a_command_that_is_cut_anywhere_is_done_all_the_same(line: str) -> None:
 def test_a_file_of_calls_that_is_cut_anywhere_is_sent_once_or_not_at_all(tmp_path: Path) -> None:
     """A command that cannot know whether it was done says so, and does not do it again."""
     path = tmp_path / "calls"
-    path.write_text('{"method": "get", "params": {"url": "http://vendor.example/"}}\n' * 3)
+    path.write_text(f"{json.dumps(CALL)}\n" * 3)
     ran: list[commands.Ran] = []
     act = Act(lambda: None, lambda _: ran.append(commands.run("send", "--rule", "r", str(path))))
     for story in struck(act, 0):
