@@ -33,13 +33,9 @@ open_servers = pytest.StashKey[ExitStack]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    options = {"choices": DATABASES, "help": "what to run on (default: %(default)s)"}
     default = os.environ.get("CALLQUEUE_TEST_DATABASE", "postgresql")
-    parser.addoption(
-        "--database",
-        choices=DATABASES,
-        default=default,
-        help="what to run on (default: %(default)s)",
-    )
+    parser.addoption("--database", default=default, **options)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,16 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis_settings.register_profile("callqueue", max_examples=drawn, **HYPOTHESIS)
     hypothesis_settings.load_profile("callqueue")
     config.stash[ran_on] = _bring_up(database, config.stash[open_servers])
-    config.stash[open_servers].enter_context(_folder_for_sqlite())
+    folder = tempfile.TemporaryDirectory(prefix="callqueue-sqlite-")
+    os.environ["CALLQUEUE_TEST_SQLITE_FOLDER"] = config.stash[open_servers].enter_context(folder)
     os.environ["CALLQUEUE_TEST_DATABASE"] = database
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-    _load_settings()
-
-
-def _load_settings() -> None:
-    """pytest-django sets Django up, later, only where the settings have been read already."""
     from django.conf import settings
 
+    # pytest-django sets Django up, later, only where the settings have been read already
     assert settings.DATABASES
 
 
@@ -73,12 +66,6 @@ def _bring_up(database: str, stack: ExitStack) -> str:
     if database == "mariadb" and (refusal := servers.refusal("mariadb")):
         raise pytest.UsageError(f"--database=mariadb: {refusal}")
     return database
-
-
-def _folder_for_sqlite() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="callqueue-sqlite-")
-    os.environ["CALLQUEUE_TEST_SQLITE_FOLDER"] = folder.name
-    return folder
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -94,13 +81,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 # it was late, and nothing else: see tests/support/verdicts.py. Tests with processes of their own have
 # to wait for them, and may say it by a timeout. How often is printed at the end.
 
-WITH_PROCESSES = {"processes", "staged"}
-WITH_A_BROWSER = {"live_server"}
-AGAIN = pytest.mark.flaky(
-    reruns=2, only_rerun=list(verdicts.FORGIVEN), rerun_except=[verdicts.Verdict]
-)
+NO_VERDICT = {"reruns": 2, "rerun_except": [verdicts.Verdict]}
+AGAIN = pytest.mark.flaky(only_rerun=list(verdicts.FORGIVEN), **NO_VERDICT)
 AGAIN_WHERE_LATE = pytest.mark.flaky(reruns=2, only_rerun=[verdicts.Late])
-AGAIN_IN_A_BROWSER = pytest.mark.flaky(reruns=2, rerun_except=[verdicts.Verdict])
+AGAIN_IN_A_BROWSER = pytest.mark.flaky(**NO_VERDICT)
 
 
 # A test file that collects no test is a mistake, and pytest alone would pass over it.
@@ -125,9 +109,9 @@ def pytest_collection_modifyitems(
         raise pytest.UsageError(f"collects no test: {', '.join(sorted(empty))}")
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & WITH_PROCESSES:
+        if fixtures & {"processes", "staged"}:
             item.add_marker(AGAIN)
-        elif fixtures & WITH_A_BROWSER:
+        elif "live_server" in fixtures:
             item.add_marker(AGAIN_IN_A_BROWSER)
         else:
             item.add_marker(AGAIN_WHERE_LATE)
@@ -184,10 +168,5 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     missing = session.testsfailed - counts["failed"] - counts["errors"]
     counts["errors"] += max(missing, 0)
-    document = {
-        "on": session.config.stash.get(ran_on, ""),
-        "counts": dict(counts),
-        "used": dict(used),
-        "doubtful": doubtful,
-    }
-    Path(path).write_text(json.dumps({**document, "status": int(exitstatus)}), encoding="utf-8")
+    document = {"on": session.config.stash.get(ran_on, ""), "counts": counts, "used": used}
+    Path(path).write_text(json.dumps({**document, "doubtful": doubtful}), encoding="utf-8")

@@ -31,6 +31,13 @@ from typing import Any
 from tests.support import length, servers
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def of_db(names: str, place: str = "{}") -> list[str]:
+    """Folders and files of tests/db."""
+    return [f"tests/db/{place.format(name)}" for name in names.split()]
+
+
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
 PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
 COMMANDS = ["tests/benchmarks", "tests/packaging", "tests/suites"]
@@ -38,55 +45,31 @@ COMMANDS = ["tests/benchmarks", "tests/packaging", "tests/suites"]
 COMPUTING = [
     ["tests/simulation"],
     ["tests/unit"],
-    [
-        *(f"tests/db/{name}" for name in ("admin", "control", "forecast", "look", "management")),
-        "tests/operator",
-    ],
-    [
-        f"tests/db/{name}"
-        for name in ("database", "dispatch", "history", "ledger", "maintenance", "sending")
-    ],
+    ["tests/operator", *of_db("admin control forecast look management")],
+    of_db("database dispatch history ledger maintenance sending"),
 ]
 # Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
 # runs on SQLite and MariaDB, what computes and what has threads. `make faults` runs it whole.
-OWN_SQL = [
-    *(
-        f"tests/db/{name}"
-        for name in (
-            "control",
-            "database",
-            "dispatch",
-            "history",
-            "ledger",
-            "look",
-            "maintenance",
-            "sending",
-            "test_calls_from_send_to_end.py",
-            "test_transitions.py",
-        )
-    ),
-]
+OWN_SQL = of_db(
+    "control database dispatch history ledger look maintenance sending"
+    " test_calls_from_send_to_end.py test_transitions.py"
+)
 OWN_THREADS = [
     "tests/concurrency",
-    "tests/db/execution/test_claim.py",
-    "tests/db/execution/test_restarts.py",
-    *(f"tests/db/permits/test_{name}.py" for name in ("misuse", "permit", "settling", "waiting")),
+    *of_db("claim restarts", "execution/test_{}.py"),
+    *of_db("misuse permit settling waiting", "permits/test_{}.py"),
 ]
 # of those, what says the same to every database, in Django's own words
 ALIKE = [
     "tests/concurrency/test_beside_the_loop.py",
-    "tests/db/maintenance/test_breaker.py",
-    "tests/db/look/test_doctor.py",
-    "tests/db/sending/test_async_and_routers.py",
+    *of_db("maintenance/test_breaker.py"),
+    *of_db("look/test_doctor.py sending/test_async_and_routers.py"),
 ]
 # What makes no statement that others of OWN_SQL do not make too: on SQLite, where the ledger's clock is
 # set, and not on MariaDB as well. `make faults` runs it there.
 LIKE_OTHERS = [
-    *(
-        f"tests/db/dispatch/test_{name}.py"
-        for name in ("backpressure", "known_room", "release_pass", "used_up")
-    ),
-    "tests/db/test_transitions.py",
+    *of_db("backpressure known_room release_pass used_up", "dispatch/test_{}.py"),
+    *of_db("test_transitions.py"),
 ]
 BESIDE, ALONE = 2, 3  # sessions at once, while some wait for processes, and after them
 FEW = 3  # more than these are no accident of a busy machine
@@ -97,10 +80,8 @@ ORDER = ["failed", "passed", "skipped", "xfailed", "xpassed", "errors"]
 
 def main(arguments: list[str]) -> int:
     started = time.monotonic()
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(
-        signal.SIGINT, interrupt
-    )  # a shell's background job would ignore it, and its children too
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job would ignore it
+        signal.signal(number, interrupt)
     answering = servers.answering()
     faults = "--faults" in arguments
     arguments = [argument for argument in arguments if argument != "--faults"]
@@ -250,30 +231,20 @@ def start(
     title = f" {session.name() if session.folders else ' '.join(arguments)} "
     output = None if live else session.file(folder, "txt").open("wb")
     print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
-    marks = ["-m", session.marks] if session.marks else []
-    folders = [folder for folder in session.folders if (ROOT / folder.partition("::")[0]).exists()]
-    command = [
-        *(["nice", "-n", "19"] if behind else []),
-        sys.executable,
-        "-m",
-        "pytest",
-        f"--database={session.database}",
-        *marks,
-        *arguments,
-        *(f"--ignore={folder}" for folder in session.without),
-        *folders,
-    ]
-    report = str(session.file(folder, "json"))
-    environment = {**os.environ, "CALLQUEUE_TEST_REPORT": report}
+    command = [sys.executable, "-m", "pytest", f"--database={session.database}"]
+    command += ["-m", session.marks] if session.marks else []
+    command += arguments + [f"--ignore={one}" for one in session.without]
+    command += [one for one in session.folders if (ROOT / one.partition("::")[0]).exists()]
+    environment = {**os.environ, "CALLQUEUE_TEST_REPORT": str(session.file(folder, "json"))}
+    errors = subprocess.STDOUT if output else None
+    streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
     with output or nullcontext():
         return subprocess.Popen(
-            command,
+            ["nice", "-n", "19", *command] if behind else command,
             cwd=ROOT,
             env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT if output else None,
             start_new_session=True,
+            **streams,
         )
 
 
@@ -281,10 +252,8 @@ def finish(session: Session, status: int, folder: Path) -> None:
     """Print what was not printed yet, and keep the counts."""
     output, report = session.file(folder, "txt"), session.file(folder, "json")
     if output.exists():
-        print(
-            f"\n{f' {session.name()}, {session.seconds:.0f} s ':#^100}\n{output.read_text(encoding='utf-8', errors='replace')}",
-            flush=True,
-        )
+        title = f" {session.name()}, {session.seconds:.0f} s "
+        print(f"\n{title:#^100}\n{output.read_text('utf-8', errors='replace')}", flush=True)
     session.status = status
     if report.exists():
         document = json.loads(report.read_text(encoding="utf-8"))
@@ -326,10 +295,10 @@ def unused(sessions: list[Session], answering: list[str]) -> list[str]:
 def summary(sessions: list[Session], answering: list[str], problems: list[str]) -> str:
     lines = ["", f"{' what the tests ran on ':=^100}"]
     for database in dict.fromkeys(session.on or session.database for session in sessions):
-        counts = sum(
-            (session.counts for session in sessions if database in (session.on, session.database)),
-            Counter(),
-        )
+        counts = Counter[str]()
+        for session in sessions:
+            if database in (session.on, session.database):
+                counts += session.counts
         lines.append(f"{database:<24} {phrase(counts) or 'no tests'}")
     used = sum((session.used for session in sessions), Counter())
     lines += [f"{session.seconds:7.0f} s  {session.name()}" for session in sessions]

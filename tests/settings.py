@@ -78,9 +78,7 @@ else:
 
 
 def _database(vendor: str) -> dict[str, Any]:
-    """One of the three, under a name of this process's own unless the environment names the
-    test's.
-    """
+    """Under a name of this process's own, unless the environment names the test's."""
     name = os.environ.get("CALLQUEUE_TEST_DB_NAME", f"callqueue_{os.getpid()}")
     if vendor == "sqlite":
         return _sqlite(name)
@@ -108,27 +106,16 @@ def _sqlite(name: str) -> dict[str, Any]:
         "transaction_mode": "IMMEDIATE",
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
-    return {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": path,
-        "OPTIONS": options,
-        "TEST": {"NAME": f"{path}.test"},
-    }
+    test, engine = {"NAME": f"{path}.test"}, "django.db.backends.sqlite3"
+    return {"ENGINE": engine, "NAME": path, "OPTIONS": options, "TEST": test}
 
 
 def _server(
     engine: str, name: str, url: ServerUrl, options: dict[str, Any], test: dict[str, str]
 ) -> dict[str, Any]:
-    return {
-        "ENGINE": engine,
-        "NAME": name,
-        "HOST": url.host,
-        "PORT": url.port,
-        "USER": url.user,
-        "PASSWORD": url.password,
-        "OPTIONS": options,
-        "TEST": {"NAME": f"test_{name}", **test},
-    }
+    place = {"HOST": url.host, "PORT": url.port, "USER": url.user, "PASSWORD": url.password}
+    own = {"ENGINE": engine, "NAME": name, "OPTIONS": options}
+    return {**own, **place, "TEST": {"NAME": f"test_{name}", **test}}
 
 
 def _use_pymysql() -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of races: rules that every thread sees, and a vendor in memory."""
+"""Fixtures of the tests of races: rules that every thread sees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 if TYPE_CHECKING:
     from callqueue import Rule
-    from tests.support.behaviour import Vendor
 
 
 @pytest.fixture
@@ -25,17 +24,6 @@ def rules(settings: Any, transactional_db: None) -> Callable[..., None]:
         ensure_states("default", list(conf.current().rules))
 
     return apply
-
-
-@pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Vendor:
-    """The vendor of calls made in this process."""
-    from callqueue.execution import wire
-    from tests.support.behaviour import Vendor
-
-    vendor = Vendor()
-    monkeypatch.setattr(wire, "request", vendor.request)
-    return vendor
 
 
 @pytest.fixture

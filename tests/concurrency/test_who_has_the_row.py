@@ -33,7 +33,7 @@ from callqueue import (
     transitions,
 )
 from callqueue import broker as messages
-from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.dispatch.release_pass import release
 from callqueue.exceptions import IllegalTransition
 from callqueue.execution import claim, executor, recorder
 from callqueue.ledger import holds, ledger_time
@@ -41,9 +41,7 @@ from callqueue.maintenance import cleanup, recovery
 from callqueue.managers import CallAttemptQuerySet
 from callqueue.models import BelatedEnding, CallAttempt, CallQueue, Hold, LedgerState
 from callqueue.transitions import Job
-from tests.support import hammer
 from tests.support.behaviour import Vendor, send
-from tests.support.length import examples
 from tests.support.locking import (
     PATIENCE,
     answered,
@@ -714,25 +712,6 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
     together(write, write, move, write_after)
     assert found[0].moved == 7
     assert found[0].wall >= database.to_us(shown[0])
-
-
-# --- All of it together
-
-
-def test_nobody_is_the_victim_of_a_deadlock(
-    settings: Any,
-    transactional_db: None,
-    row_locks: None,
-    remote: Vendor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Everybody at the same calls at once. CALLQUEUE_EXAMPLES=300 is five minutes."""
-    settings.CALLQUEUE = hammer.SETTINGS
-    ensure_states("default", list(hammer.SETTINGS["RULES"]))
-    monkeypatch.setattr(executor, "LOCKED", (0.0,))
-    everybody = hammer.Hammer(remote)
-    everybody.run(examples(3, 300))
-    everybody.judge()
 
 
 @pytest.mark.usefixtures("row_locks")

@@ -9,23 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import call_command
+from django.db import connections
 
-from tests.support.second_database import second_database
+from tests.support.fixtures import remote as remote
 
 if TYPE_CHECKING:
     from callqueue import Rule
-    from tests.support.behaviour import Vendor
-
-
-@pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Vendor:
-    """The vendor of calls made in this process."""
-    from callqueue.execution import wire
-    from tests.support.behaviour import Vendor
-
-    vendor = Vendor()
-    monkeypatch.setattr(wire, "request", vendor.request)
-    return vendor
 
 
 @pytest.fixture
@@ -52,9 +41,14 @@ def trusted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls_database(
     django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any
 ) -> Iterator[str]:
-    """A second database, in a file of its own, with the app's tables."""
+    """A second database of the project, in a file of its own, with the app's tables."""
     file = tmp_path_factory.mktemp("second") / "calls.sqlite3"
-    with second_database("calls", file) as alias:
-        with django_db_blocker.unblock():
-            call_command("migrate", run_syncdb=True, database=alias, verbosity=0)
-        yield alias
+    entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(file)}
+    before = connections.settings
+    connections.settings = connections.configure_settings({**before, "calls": entry})
+    with django_db_blocker.unblock():
+        call_command("migrate", run_syncdb=True, database="calls", verbosity=0)
+    yield "calls"
+    connections["calls"].close()
+    del connections["calls"]
+    connections.settings = before

@@ -1,4 +1,4 @@
-"""Other people's tests, from the packages that they publish.
+"""Other people's tests, from the packages that they publish, and what they showed.
 
 In: a package and its version. Out: its source, unpacked in `.suites`, where it is looked for first;
 or packages that only its tests need, in a folder for PYTHONPATH. Nothing is installed into the
@@ -8,17 +8,18 @@ environment that runs. A package that cannot be had skips the test, and says why
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 CACHE = Path(__file__).resolve().parent.parent.parent / ".suites"
+CACHE.mkdir(exist_ok=True)
 SECONDS = 300
 
 
@@ -28,10 +29,10 @@ def source(name: str, version: str, *, python: str = "") -> Path:
     """
     folder = CACHE / f"{name}-{version}"
     if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=_cache()) as temporary:
+        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
             options = ["--python-version", python] if python else []
-            _pip("download", "--no-deps", "--no-binary", ":all:", *options, "--dest", temporary,
-                 f"{name}=={version}")  # fmt: skip
+            options += ["--no-deps", "--no-binary", ":all:", "--dest", temporary]
+            _pip("download", *options, f"{name}=={version}")
             (archive,) = Path(temporary).glob("*.tar.gz")
             with tarfile.open(archive) as opened:
                 opened.extractall(temporary, filter="data")
@@ -45,7 +46,7 @@ def packages(name: str, *requirements: str, python: Path = Path(sys.executable))
     digest = hashlib.sha256("\n".join([str(python), *requirements]).encode()).hexdigest()[:8]
     folder = CACHE / f"packages-{name}-{digest}"
     if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=_cache()) as temporary:
+        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
             made = Path(temporary) / "made"
             _pip("install", "--target", str(made), *requirements, python=python)
             made.rename(folder)
@@ -65,20 +66,20 @@ def python(*least: int) -> Path:
     pytest.skip(f"there is no Python {'.'.join(map(str, least))} or newer")
 
 
-def environment(*path: Path, **variables: str) -> dict[str, str]:
-    """This process's environment, with these folders first on the path of modules."""
-    before = os.environ.get("PYTHONPATH", "")
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, [before])]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **variables,
-    }
-
-
-def _cache() -> Path:
-    CACHE.mkdir(exist_ok=True)
-    return CACHE
+def passed(report: Path, suite: str) -> int:
+    """How many pass, by a report in JUnit's form; prints the others, with their reasons."""
+    assert report.exists(), f"{suite} did not run"
+    count, failed = 0, {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        wrong = [one for kind in ("failure", "error") for one in case.iter(kind)]
+        if wrong:
+            failed[f"{case.get('classname')}::{case.get('name')}"] = wrong[0].get("message") or ""
+        elif case.find("skipped") is None:
+            count += 1
+    print(f"{suite}: {count} of {count + len(failed)} pass")
+    for name, why in failed.items():
+        print(f"  {name}: {why[:300]}")
+    return count
 
 
 def _pip(*arguments: str, python: Path = Path(sys.executable)) -> None:

@@ -21,7 +21,7 @@ from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, executor, judging, recorder, request, wire
 from callqueue.ledger.ledger_time import ROW
 from callqueue.limits.kinds import SECOND
-from callqueue.models import CallQueue, LedgerState
+from callqueue.models import CallAttempt, CallQueue, LedgerState
 
 # What a call becomes that was sent and had no answer: method, the rule's `on_lost`, state.
 WHEN_LOST = [
@@ -96,9 +96,9 @@ def run() -> int:
     now = database.clock("default")
     # What is due this very moment is due: a worker's reading of the clock errs late, by a
     # millisecond or so.
-    CallQueue.objects.waiting().filter(
-        due_at_dt__range=(now, now + timedelta(milliseconds=50))
-    ).update(due_at_dt=now - timedelta(seconds=1))
+    soon = (now, now + timedelta(milliseconds=50))
+    due_soon = CallQueue.objects.waiting().filter(due_at_dt__range=soon)
+    due_soon.update(due_at_dt=now - timedelta(seconds=1))
 
     def here(using: str, messages: Any) -> bool:
         for _, ids in messages:
@@ -125,17 +125,15 @@ def release() -> list[CallQueue]:
     attempts.
     """
     ids: list[int] = []
-    Dispenser(
-        publish=lambda using, messages: (
-            bool(ids.extend(i for _, some in messages for i in some)) or True
-        )
-    ).run_once()
-    from callqueue.models import CallAttempt
 
-    calls = CallQueue.objects.in_bulk(
-        CallAttempt.objects.filter(pk__in=ids).values_list("call_id", flat=True)
-    )
-    return [calls[a.call_id] for a in CallAttempt.objects.filter(pk__in=ids).order_by("pk")]
+    def take(using: str, messages: Any) -> bool:
+        for _, some in messages:
+            ids.extend(some)
+        return True
+
+    Dispenser(publish=take).run_once()
+    attempts = CallAttempt.objects.filter(pk__in=ids).order_by("pk").select_related("call")
+    return [attempt.call for attempt in attempts]
 
 
 def lose_what_became_of_its_commit(monkeypatch: pytest.MonkeyPatch, releases: Dispenser) -> None:

@@ -63,18 +63,14 @@ class Broker:
     def waiting(self, queue: str) -> int:
         """How many messages are in the queue of that short name."""
         with self.connection() as connection:
-            return int(
-                connection.default_channel.queue_declare(
-                    f"{self.prefix}{queue}", passive=True
-                ).message_count
-            )
+            name = f"{self.prefix}{queue}"
+            return int(connection.default_channel.queue_declare(name, passive=True).message_count)
 
     def send(self, app: Celery, task: str, *args: Any, queue: str = "celery") -> str:
         """Send a task to a worker of this broker, whatever broker the application itself has."""
+        options = {"args": args, "queue": self.queue(queue)}
         with self.connection() as connection:
-            return str(
-                app.send_task(task, args=args, queue=self.queue(queue), connection=connection).id
-            )
+            return str(app.send_task(task, connection=connection, **options).id)
 
 
 @contextmanager
@@ -95,15 +91,18 @@ def _filesystem(prefix: str) -> Iterator[Broker]:
 
 @contextmanager
 def _redis(prefix: str) -> Iterator[Broker]:
+    """A database that holds nothing; the claim runs out by itself if its owner dies."""
     import redis
 
     base = servers.address("redis")
+    options = {"host": base.host, "port": int(base.port), "password": base.password or None}
     for number in REDIS_DATABASES:
-        client = redis.Redis(
-            host=base.host, port=int(base.port), password=base.password or None, db=number
-        )
-        with client:
-            if not _claim(client, prefix):
+        with redis.Redis(db=number, **options) as client:
+            if client.dbsize() or not client.set(
+                "callqueue-tests", prefix, nx=True, ex=CLAIM_SECONDS
+            ):
+                continue
+            if client.dbsize() != 1:
                 continue
             try:
                 yield Broker("redis", f"{base.text.rstrip('/')}/{number}", prefix)
@@ -113,30 +112,18 @@ def _redis(prefix: str) -> Iterator[Broker]:
     raise RuntimeError("No database of Redis is empty; tests take none that is not.")
 
 
-def _claim(client: Any, owner: str) -> bool:
-    """Take a database that holds nothing; the claim runs out by itself if its owner dies."""
-    if client.dbsize() or not client.set("callqueue-tests", owner, nx=True, ex=CLAIM_SECONDS):
-        return False
-    return bool(client.dbsize() == 1)
-
-
 @contextmanager
 def _rabbitmq(prefix: str) -> Iterator[Broker]:
+    """Celery declares an exchange of the same name for each queue, and that would stay too."""
     opened = Broker("rabbitmq", servers.address("rabbitmq").text, prefix)
     try:
         yield opened
     finally:
-        _delete_queues(opened)
-
-
-def _delete_queues(opened: Broker) -> None:
-    """Celery declares an exchange of the same name for each queue, and that would stay too."""
-    with opened.connection() as connection:
-        for name in sorted(opened.named):
-            with suppress(connection.channel_errors):
-                connection.channel().queue_delete(f"{opened.prefix}{name}")
-            with suppress(connection.channel_errors):
-                connection.channel().exchange_delete(f"{opened.prefix}{name}")
+        with opened.connection() as connection:
+            for name in sorted(opened.named):
+                for delete in ("queue_delete", "exchange_delete"):
+                    with suppress(connection.channel_errors):
+                        getattr(connection.channel(), delete)(f"{prefix}{name}")
 
 
 OPEN = {"filesystem": _filesystem, "redis": _redis, "rabbitmq": _rabbitmq}

@@ -40,6 +40,17 @@ def announced_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The vendor of calls made in this process: see tests.support.behaviour."""
+    from callqueue.execution import wire
+    from tests.support.behaviour import Vendor
+
+    vendor = Vendor()
+    monkeypatch.setattr(wire, "request", vendor.request)
+    return vendor
+
+
+@pytest.fixture
 def no_queued_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test's module has a task under a rule that this test does not have."""
     from callqueue import QueuedTask

@@ -48,14 +48,10 @@ def attempt(
     outcome: str = states.SUCCEEDED,
     **columns: Any,
 ) -> CallAttempt:
-    values = {
-        "released_at": at,
-        "started_at": at,
-        "sent_at": at,
-        "finished_at": at + timedelta(seconds=seconds),
-        **columns,
-    }
-    return CallAttempt(call_id=1, number=1, rule=rule, outcome=outcome, **values)
+    values = dict.fromkeys(("released_at", "started_at", "sent_at"), at)
+    values["finished_at"] = at + timedelta(seconds=seconds)
+    own = {"call_id": 1, "number": 1, "rule": rule, "outcome": outcome}
+    return CallAttempt(**own, **{**values, **columns})
 
 
 def paced(count: int, every: float, **columns: Any) -> None:

@@ -149,4 +149,4 @@ def until_one_waits_for_a_lock() -> None:
         assert time.monotonic() < end, "nobody waits for a lock"
         time.sleep(
             0.15
-        )  # MariaDB renews what it shows only where nobody asked for a tenth of a second
+        )  # MariaDB renews what it shows after a tenth of a second without a question

@@ -42,12 +42,15 @@ class Line:
         self.sock, self.peer, self._buffer = sock, peer, b""
         self.is_over = threading.Event()
 
+    def _receive(self) -> None:
+        data = self.sock.recv(65536)
+        if not data:
+            raise ConnectionError
+        self._buffer += data
+
     def read_head(self) -> bytes:
         while b"\r\n\r\n" not in self._buffer:
-            data = self.sock.recv(65536)
-            if not data:
-                raise ConnectionError
-            self._buffer += data
+            self._receive()
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         return head
 
@@ -55,16 +58,11 @@ class Line:
         head = self.read_head()
         first, *lines = head.decode("latin-1").split("\r\n")
         method, target, _ = first.split(" ", 2)
-        headers = {
-            name.lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in lines)
-        }
+        pairs = [line.partition(":") for line in lines]
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
         length = int(headers.get("content-length", 0))
         while len(self._buffer) < length:
-            data = self.sock.recv(65536)
-            if not data:
-                raise ConnectionError
-            self._buffer += data
+            self._receive()
         body, self._buffer = self._buffer[:length], self._buffer[length:]
         seen = Seen(method, target, headers, body, head + b"\r\n\r\n" + body)
         self.peer.seen.append(seen)
@@ -133,7 +131,8 @@ class Peer:
 
     def url(self, path: str = "/", host: str | None = None) -> str:
         scheme = "https" if self.context else "http"
-        return f"{scheme}://{host or (f'[{self.address}]' if ':' in self.address else self.address)}:{self.port}{path}"
+        own = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{scheme}://{host or own}:{self.port}{path}"
 
     def _accept(self) -> None:
         while True:
@@ -176,10 +175,8 @@ class Peer:
 
 
 def answer_bytes(body: bytes = b"ok", status: str = "200 OK", **headers: str) -> bytes:
-    lines = {
-        "Content-Length": str(len(body)),
-        **{name.replace("_", "-"): value for name, value in headers.items()},
-    }
+    lines = {"Content-Length": str(len(body))}
+    lines |= {name.replace("_", "-"): value for name, value in headers.items()}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value != "")
     return f"HTTP/1.1 {status}\r\n{head}\r\n".encode("latin-1") + body
 
@@ -239,10 +236,9 @@ def echo(seen: Seen) -> bytes:
 
 
 def call(url: str, method: str = "post", **more: Any) -> Answer:
-    options = {name: more.pop(name) for name in ("policy", "timeouts", "gate") if name in more}
-    return wire.request(
-        method, {"url": url, **more}, **{"policy": LOOPBACK, "timeouts": PATIENT, **options}
-    )
+    own = {name: more.pop(name) for name in ("policy", "timeouts", "gate") if name in more}
+    options = {"policy": LOOPBACK, "timeouts": PATIENT, **own}
+    return wire.request(method, {"url": url, **more}, **options)
 
 
 def body_of(answer: Answer) -> bytes:
@@ -251,11 +247,8 @@ def body_of(answer: Answer) -> bytes:
 
 
 def nothing_was_sent(answer: Answer) -> bool:
-    return (answer.response, answer.sent, answer.sent_at) == (
-        None,
-        False,
-        None,
-    ) and answer.error != ""
+    found = (answer.response, answer.sent, answer.sent_at)
+    return found == (None, False, None) and answer.error != ""
 
 
 def without_end(head: bytes, piece: bytes) -> Script:
@@ -288,15 +281,10 @@ class Names:
     def __call__(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
         self.lookups.append(host)
         found = self.answers[min(len(self.lookups), len(self.answers)) - 1]
+        families = [socket.AF_INET6 if ":" in text else socket.AF_INET for text in found]
         return [
-            (
-                socket.AF_INET6 if ":" in text else socket.AF_INET,
-                socket.SOCK_STREAM,
-                6,
-                "",
-                (text, port),
-            )
-            for text in found
+            (family, socket.SOCK_STREAM, 6, "", (text, port))
+            for family, text in zip(families, found, strict=True)
         ]
 
 
@@ -316,11 +304,8 @@ class Recording(Gate):
 
 
 def is_lost(answer: Answer) -> bool:
-    return (answer.response, answer.sent, answer.refused) == (
-        None,
-        True,
-        False,
-    ) and answer.sent_at is not None
+    found = (answer.response, answer.sent, answer.refused)
+    return found == (None, True, False) and answer.sent_at is not None
 
 
 @contextmanager

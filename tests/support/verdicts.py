@@ -91,9 +91,10 @@ def never_over(instants: Iterable[float], limit: int, window: float, of: str = "
     ordered = sorted(instants)
     highest = highest_in_window(ordered, window)
     if highest > limit:
-        first = next(
-            at for at in ordered if sum(at <= other < at + window for other in ordered) == highest
+        fullest = (
+            one for one in ordered if sum(one <= at < one + window for at in ordered) == highest
         )
+        first = next(fullest)
         within = [at - first for at in ordered if first <= at < first + window]
         gaps = [f"{later - earlier:.4f}" for earlier, later in pairwise(within)]
         raise Verdict(

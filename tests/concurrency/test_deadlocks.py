@@ -1,8 +1,6 @@
 """Everybody at the same calls at once, each with a connection of his own: hosts, operators,
-dispensers, workers, chores.
-
-Whatever reaches a host or an operator is a failure, a deadlock above all. In: seconds. Out: how
-often each did its work; and then nothing is left that only one of two rows says.
+dispensers, workers, chores. Whatever reaches a host or an operator is a failure, a deadlock above
+all; and then nothing is left that only one of two rows says.
 """
 
 from __future__ import annotations
@@ -16,15 +14,17 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.db import OperationalError, connections, transaction
 
 from callqueue import Retry, Rule, SlidingWindow, states, transitions
 from callqueue.control import bulk
-from callqueue.dispatch.release_pass import release
+from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import executor
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import BelatedEnding, CallAttempt, CallQueue
 from tests.support.behaviour import Vendor
+from tests.support.length import examples
 
 PATIENT = Retry(max_attempts=3, base=0.01, jitter=False)
 SETTINGS = {
@@ -59,12 +59,16 @@ class Hammer:
         # everybody, by how many there are, what one turn is, and for how long he rests
         self.everybody: dict[str, tuple[int, Callable[[], Any], float]] = {
             "send_many": (2, self.send_many, 0.0),
-            "send_one": (1, lambda: calls.send(DATA, rule="r", unique_key=self.key()), 0.0),
+            "send_one": (
+                1,
+                lambda: calls.send(DATA, rule="r", unique_key=self.random.choice(KEYS)),
+                0.0,
+            ),
             "cancel": (2, lambda: self.some().order_by("?").cancel(), 0.0),
             "requeue": (2, lambda: self.some().order_by("?").requeue(again=True), 0.0),
             "select_and_cancel": (2, self.select_and_cancel, 0.0),
             "hold": (1, self.hold, 0.1),
-            "bulk_cancel": (1, self.bulk_cancel, 0.1),
+            "bulk_cancel": (1, lambda: bulk.cancel("default", self.picked()), 0.1),
             "bulk_requeue": (1, lambda: bulk.requeue("default", bulk.Pick(states.REQUEUABLE)), 0.1),
             "clean": (1, lambda: cleanup.clean("default", older_than=old, batch_size=7), 0.0),
             "dispense": (2, self.dispense, 0.0),
@@ -121,9 +125,6 @@ class Hammer:
         finally:
             connections.close_all()
 
-    def key(self) -> str:
-        return self.random.choice(KEYS)
-
     def some(self, most: int = 20) -> Any:
         """A few calls, whatever they are."""
         pks = list(CallQueue.objects.values_list("pk", flat=True))
@@ -147,9 +148,9 @@ class Hammer:
             if call is not None:
                 CallQueue.objects.filter(pk=call.pk).cancel()
 
-    def bulk_cancel(self) -> None:
+    def picked(self) -> bulk.Pick:
         unfinished = (states.NEW, states.ERROR, states.DISPATCHED)
-        bulk.cancel("default", bulk.Pick(unfinished, rule=self.random.choice(["r", "keyed"])))
+        return bulk.Pick(unfinished, rule=self.random.choice(["r", "keyed"]))
 
     def hold(self) -> None:
         with transaction.atomic():
@@ -171,3 +172,16 @@ class Hammer:
             executor.execute("default", self._messages.get(timeout=0.05))
         except queue.Empty:
             return
+
+
+@pytest.mark.usefixtures("transactional_db", "row_locks")
+def test_nobody_is_the_victim_of_a_deadlock(
+    settings: Any, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CALLQUEUE_EXAMPLES=300 is five minutes."""
+    settings.CALLQUEUE = SETTINGS
+    ensure_states("default", list(SETTINGS["RULES"]))  # type: ignore[call-overload]
+    monkeypatch.setattr(executor, "LOCKED", (0.0,))
+    everybody = Hammer(remote)
+    everybody.run(examples(3, 300))
+    everybody.judge()
