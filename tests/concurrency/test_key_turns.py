@@ -22,6 +22,7 @@ from tests.support.locking import PATIENCE, together, waiting_for_nobody
 
 Rules = Callable[..., None]
 MOST = 100  # statements that a pass makes at most
+A_CALL = {"method": "post", "params": {"url": "http://vendor.example/"}}
 
 
 @pytest.fixture(autouse=True)
@@ -155,8 +156,7 @@ def by_send_with_a_key_of_its_own(key: str) -> None:
 
 
 def by_send_many(key: str) -> None:
-    a_call = {"method": "post", "params": {"url": "http://vendor.example/"}}
-    CallQueue.objects.send_many([a_call, a_call], rule="r", key=key)
+    CallQueue.objects.send_many([A_CALL, A_CALL], rule="r", key=key)
 
 
 def by_promotion(key: str) -> None:
@@ -196,7 +196,8 @@ def test_passes_between_all_statements_of_who_makes_a_call_ready_lose_no_key(
 def test_senders_of_one_new_key_do_not_wait_for_each_other(row_locks: None) -> None:
     with sent_in_a_transaction("k", commits=True), waiting_for_nobody():
         send("r", key="k")
-        CallQueue.objects.send_many([a_call_of("k"), a_call_of("other")], rule="r")
+        many = [{"call_data": A_CALL, "key": key} for key in ("k", "other")]
+        CallQueue.objects.send_many(many, rule="r")
     for _ in range(2):
         a_pass()
     assert CallAttempt.objects.count() == 4

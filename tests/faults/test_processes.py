@@ -160,21 +160,6 @@ def test_one_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Stage, k
 
 
 @pytest.mark.slow
-def test_one_that_is_frozen_between_charge_and_socket_sends_nothing_late(stage: Stage) -> None:
-    stage.add_settings(TALKATIVE)
-    stage.plant("before-clearance", "stop")
-    frozen = stage.run()
-    (post,) = stage.send(method="post")
-    stage.wait_until_struck()
-    stage.run()
-    stage.wait_for_status(post, Status.UNKNOWN)
-    frozen.thaw()
-    frozen.wait_for_log("attempt_refused", timeout=20)
-    assert stage.arrivals_of(post) == []
-    stage.judge(recovery=10)  # by one that starts meanwhile
-
-
-@pytest.mark.slow
 def test_one_that_is_frozen_before_its_charge_is_committed_sends_nothing(stage: Stage) -> None:
     """Its request is composed. The database ends its transaction, and another makes the call; where
     the database keeps it open, it wakes to a lease that has ended.

@@ -151,15 +151,6 @@ def test_dispensers_end_what_only_such_a_process_charged_and_it_comes_again(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(**TOGETHER)
-    together = Process("together")
-    together.book = conf.current().book
-    together.joins()
-    before = settings.read("default")
-    with callqueue.permit("b", wait=0):
-        pass
-    assert settings.read("default") == before, "where the dispensers have its settings"
-    together.leave()
-    CallAttempt.objects.all().delete()
     monkeypatch.setattr(settings, "SILENCE", 0.0)
     apart = Process("apart", **APART)
     apart.joins()
@@ -189,6 +180,18 @@ def test_settings_of_the_past_are_forgotten_without_any_dispenser(
             waiter = Waiter(Options("a", wait=0).wanted())
             waiter.step()
         assert OpinionState.objects.filter(lapsed_at=None).count() == 1
+
+
+@pytest.mark.usefixtures("trusted_workers")
+def test_a_process_with_the_dispensers_settings_changes_nothing(rules: Rules) -> None:
+    rules(**TOGETHER)
+    together = Process("together")
+    together.book = conf.current().book
+    together.joins()
+    before = settings.read("default")
+    with callqueue.permit("b", wait=0):
+        pass
+    assert settings.read("default") == before
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
@@ -287,17 +290,18 @@ def test_what_is_wrong_is_said_at_once(rules: Rules) -> None:
     rules(r=Rule(hosts=["api.example.com"], limits=[SlidingWindow("5/s")]))
     with pytest.raises(UnknownRule, match="'r'"):
         callqueue.permit("rr")
-    for arguments in (
-        {"cost": 6},
-        {"wait": -1},
-        {"wait": "1"},
-        {"lease": 0},
-        {"priority": 1e9},
-        {"label": 1},
-    ):
-        with pytest.raises(InvalidCall) as wrong:
-            callqueue.permit("r", **arguments)  # type: ignore[arg-type]
-        assert wrong.value.field in arguments
+    wrong = [
+        ("cost", 6),
+        ("wait", -1),
+        ("wait", "1"),
+        ("lease", 0),
+        ("priority", 1e9),
+        ("label", 1),
+    ]
+    for field, value in wrong:
+        with pytest.raises(InvalidCall) as refused:
+            callqueue.permit("r", **{field: value})  # type: ignore[arg-type]
+        assert refused.value.field == field
     with callqueue.permit(url="https://api.example.com/x") as permit:
         assert CallAttempt.objects.get(pk=permit.attempt_id).rule == "r"
     with pytest.raises(InvalidCall, match="url: names no host"):
@@ -366,7 +370,7 @@ def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:
         taken(count=2)
 
 
-def test_permits_are_shown_as_calls_and_forecasts_know_them(rules: Rules) -> None:
+def test_permits_are_shown_audited_and_kept_as_calls_and_forecasts_know_them(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     with callqueue.permit("r", label="refund"):
         call = send("r")
@@ -381,6 +385,13 @@ def test_permits_are_shown_as_calls_and_forecasts_know_them(rules: Rules) -> Non
         assert call.forecast().position == 1
     assert (shown.flight.count, shown.waits.ready, shown.limits[0].used) == (1, 3, 1)
     assert not seen.workers, "who takes permits is no worker of a queue"
+    limits = audit.audit("default", since=timedelta(hours=1)).findings
+    assert [one.highest for one in limits if one.rule == "r"] == [1]
+    with travel(days=6):
+        assert cleanup.clean("default").calls == 0
+    with travel(days=8):
+        cleaned = cleanup.clean("default")
+        assert (cleaned.calls, cleaned.attempts) == (1, 1)
 
 
 def test_a_permit_is_not_sent_and_not_requeued_nor_does_its_page_offer_it(
@@ -422,16 +433,3 @@ def test_a_permit_that_waits_may_be_cancelled_and_gives_its_charge_back(
         pass_now(waiter)
     assert refused.value.until is None
     assert CallQueue.objects.cancelled().count() == 1
-
-
-def test_permits_are_kept_as_long_as_done_calls_and_audited(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("5/s")]))
-    with callqueue.permit("r"):
-        pass
-    limits = audit.audit("default", since=timedelta(hours=1)).findings
-    assert [one.highest for one in limits if one.rule == "r"] == [1]
-    with travel(days=6):
-        assert cleanup.clean("default").calls == 0
-    with travel(days=8):
-        cleaned = cleanup.clean("default")
-        assert (cleaned.calls, cleaned.attempts) == (1, 1)

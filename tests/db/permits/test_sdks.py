@@ -20,6 +20,11 @@ from tests.support.stub import serving
 httpx = pytest.importorskip("httpx")
 Rules = Callable[..., None]
 # what each provider answers, by the end of its path
+MESSAGE = {"role": "assistant", "content": "x"}
+COMPLETION = {
+    "choices": [{"index": 0, "finish_reason": "stop", "message": MESSAGE}],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
+}
 ANSWERS = {
     "/v1/refunds": {"id": "re_1", "object": "refund"},
     "/Messages.json": {"sid": "SM1", "status": "queued", "body": "x"},
@@ -28,10 +33,7 @@ ANSWERS = {
         "object": "chat.completion",
         "created": 1,
         "model": "m",
-        "choices": [
-            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "x"}}
-        ],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
+        **COMPLETION,
     },
 }
 
@@ -95,14 +97,9 @@ def test_boto3(provider: str) -> None:
     boto3 = pytest.importorskip("boto3")
     from botocore.config import Config
 
-    client = boto3.client(
-        "sqs",
-        endpoint_url=provider,
-        region_name="eu-west-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "eu-west-1"}
+    config = Config(retries={"total_max_attempts": 1})
+    client = boto3.client("sqs", endpoint_url=provider, config=config, **keys)
     with callqueue.permit("r", wait=0, label="sqs"):
         client.list_queues()
     assert CallAttempt.objects.get().outcome == "succeeded"
@@ -117,9 +114,8 @@ def test_openai(provider: str, refusals: list[int]) -> None:
     openai = pytest.importorskip("openai")
     transport = callqueue.PermitTransport(cost={"tokens": 300}, wait=0)
     with httpx.Client(transport=transport) as http_client:
-        client = openai.OpenAI(
-            api_key="k", base_url=provider, http_client=http_client, max_retries=2
-        )
+        options = {"api_key": "k", "base_url": provider, "max_retries": 2}
+        client = openai.OpenAI(http_client=http_client, **options)
         refusals.append(503)
         assert complete(client).usage.total_tokens == 12
         assert statuses() == [503, 200], "its own retry takes a permit too"
