@@ -20,18 +20,14 @@ app.autodiscover_tasks()
 
 @app.task(name="tests.echo")
 def echo(path: str, text: str) -> None:
-    """Append a line to a file: how a test sees that a worker ran something, with no result
-    backend.
-    """
+    """Append a line to a file: so a test sees that a worker ran something."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(text + "\n")
 
 
 @app.task(name="tests.compute")
 def compute(path: str, pid: int) -> None:
-    """In the process of this id, compute for as long as the file is there, which says so. Another
-    is busy for a moment, so that the next message goes to the one that is meant.
-    """
+    """In the process of this id, compute for as long as the file is there, which says so."""
     if os.getpid() != pid:
         time.sleep(0.5)
         return

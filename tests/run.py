@@ -174,18 +174,14 @@ def is_of_chosen(arguments: list[str]) -> bool:
 
 
 def all_others() -> list[str]:
-    """All other folders of tests. Benchmarks, the wheel and other people's suites have
-    commands of their own.
-    """
+    """But for benchmarks, the wheel and other people's suites, which have commands of their own."""
     folders = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
     patient = {"tests/db", "tests/concurrency", *(one for some in COMPUTING for one in some)}
     return sorted(folders - {*patient, *PROCESSES, *COMMANDS})
 
 
 def run(sessions: list[Session], arguments: list[str]) -> None:
-    """Run these side by side, so many at a time. One prints as it goes, several when each has
-    ended.
-    """
+    """So many at a time. One prints as it goes, several when each has ended."""
     with tempfile.TemporaryDirectory(prefix="callqueue-tests-") as name:
         folder, left = Path(name), list(sessions)
         running: list[tuple[Session, subprocess.Popen[bytes], float]] = []
@@ -225,9 +221,7 @@ def may_begin(session: Session, running: list[Any], left: list[Session]) -> bool
 def start(
     session: Session, arguments: list[str], folder: Path, *, live: bool, behind: bool = False
 ) -> subprocess.Popen[bytes]:
-    """A session of its own for each database: interrupted, it hears of it once, and gets the time
-    to clean up.
-    """
+    """In a session of its own: interrupted, it hears of it once, and has time to clean up."""
     title = f" {session.name() if session.folders else ' '.join(arguments)} "
     output = None if live else session.file(folder, "txt").open("wb")
     print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
@@ -264,9 +258,7 @@ def finish(session: Session, status: int, folder: Path) -> None:
 
 
 def try_alone(sessions: list[Session], arguments: list[str]) -> list[str]:
-    """Run the few that failed once more, one session after the other. Returns those that passed; a
-    session of which all failures passed has passed.
-    """
+    """Run the few that failed once more, one session after the other. Returns those that passed."""
     failed = [session for session in sessions if session.counts["failed"]]
     if is_of_chosen(arguments) or sum(one.counts["failed"] for one in failed) > FEW:
         return []

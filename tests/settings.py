@@ -95,9 +95,7 @@ def _database(vendor: str) -> dict[str, Any]:
 
 
 def _sqlite(name: str) -> dict[str, Any]:
-    """A file, since tests of races need several connections; a subprocess gets its whole path as
-    DB_NAME.
-    """
+    """A file, since tests of races need several connections; a subprocess gets its path as name."""
     folder = os.environ.get("CALLQUEUE_TEST_SQLITE_FOLDER", tempfile.gettempdir())
     is_path = os.sep in name or name == ":memory:"
     path = name if is_path else str(Path(folder) / f"{name}.sqlite3")
@@ -119,9 +117,7 @@ def _server(
 
 
 def _use_pymysql() -> None:
-    """PyMySQL stands in for mysqlclient, which needs a compiler; Django asks for the latter's
-    version.
-    """
+    """In the place of mysqlclient, which needs a compiler; Django asks for the latter's version."""
     import pymysql
 
     pymysql.version_info = (2, 2, 7, "final", 0)

@@ -30,9 +30,7 @@ SCENARIOS = [(20, 1, 0.0, 2), (20, 1, 0.2, 8), (100, 1, 0.2, 16), (60, 10, 0.0, 
 
 
 def exact(options: Any) -> list[list[str]]:
-    """A backlog under each scenario. A bound: a call ages from `jitter` after it was sent, so at most
-    W/(W + jitter) of a sliding window can be used.
-    """
+    """A backlog under each scenario; at most W/(W + jitter) of a sliding window can be used."""
     found = [["limit", "most in a window", "of", "share used"]]
     for n, window, latency, slots in SCENARIOS:
         limit, path = f"{n}/{window}s", f"/delay?s={latency}" if latency else "/ok"

@@ -32,9 +32,7 @@ class Parts:
 
 
 def parts(options: Any) -> list[list[str]]:
-    """Messages as full as a busy dispenser packs them, all in this one process: nothing competes, and
-    what is left is the code's own cost, and answers, for which only wall time passes.
-    """
+    """All in this one process, so that nothing competes; messages are full."""
     taken, calls = Parts(), options.calls
     with open_stage(rates.SETTINGS) as stage:
         from callqueue import database
@@ -82,11 +80,7 @@ TAKEN, BACKLOG, URGENT = 300, 100_000, 40
 
 
 def permits(options: Any) -> list[list[str]]:
-    """Admitted at once, beside a limiter in Redis, and an urgent one beside a backlog.
-
-    The other keeps a limit on its own calls alone. A permit keeps it together with queued calls, says
-    so in a table that survives a crash, and waits for the disk.
-    """
+    """Admitted at once, beside a limiter in Redis, and an urgent one beside a backlog."""
     with open_stage(PERMITS) as stage:
         import callqueue
         from callqueue.models import RuleState

@@ -57,9 +57,7 @@ class Callqueue:
             self.stage.send(min(left, BATCH), "bench")
 
     def send_one_by_one(self, count: int) -> list[float]:
-        """Send calls at irregular intervals, so that they meet every phase of whatever polls; the
-        instants just before each.
-        """
+        """Send at irregular intervals, which meet every phase of a poll; the instants before each."""
         rand, sent = random.Random(1), []
         for _ in range(count):
             time.sleep(rand.uniform(0.1, 0.3))
@@ -68,9 +66,7 @@ class Callqueue:
         return sent
 
     def cpu_seconds(self) -> float:
-        """What its processes, this one, those that this one waited for, and its share of the servers
-        have used until now. Of PostgreSQL that is this database's backends and the server's own.
-        """
+        """What its processes, this one and its share of the servers have used until now."""
         used, roots = sum(os.times()[:4]), {running.pid for running in self.running}
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -152,9 +148,7 @@ ALL = {"callqueue": Callqueue, "workers": Workers, "run": Run, "raw": Raw}
 
 
 def throughput(options: Any) -> list[list[str]]:
-    """From the first row or message sent to the last call recorded, workers up and warm. Rounds are
-    interleaved, so that a noisy machine is noisy for all.
-    """
+    """From the first `send` to the last record. Rounds are interleaved, for a noisy machine."""
     names = options.only or list(ALL)
     rates: dict[str, list[float]] = {name: [] for name in names}
     costs: dict[str, list[float]] = {name: [] for name in names}

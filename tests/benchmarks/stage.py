@@ -46,9 +46,7 @@ class Stage:
 
 @contextmanager
 def open_stage(source: str) -> Iterator[Stage]:
-    """Everything that a benchmark of callqueue needs, under settings given as Python source, in which
-    `{queue}` stands for its queue.
-    """
+    """All that a benchmark needs, under these settings; `{queue}` stands for its queue."""
     for server in ("postgresql", "rabbitmq"):
         if why := servers.refusal(server):
             raise SystemExit(f"The benchmark needs {server}: {why}")

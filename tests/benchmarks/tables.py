@@ -29,9 +29,7 @@ PAIRS = "".join(
 
 
 def flat(options: Any) -> list[list[str]]:
-    """Pairs of rules that differ in one size: calls waiting, keys waiting, attempts in a window of a
-    day, used up keys, open attempts. Their passes are measured in turn.
-    """
+    """Pairs of rules that differ in one size; their passes are measured in turn."""
     waiting, keys, counted = options.waiting, options.keys, options.counted
     with open_stage(f'CALLQUEUE = {{"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {{{PAIRS}}}}}'):
         say(f"flat: making {waiting:,} calls, {keys:,} keys and {counted:,} attempts")
@@ -150,9 +148,7 @@ LISTS = ("status__exact=0", "status__exact=4", "rule__exact=pay", "q=k77", "q=ap
 
 
 def dashboard(options: Any) -> list[list[str]]:
-    """Pages and commands, over so many calls and as many attempts, in a service that has its sums and
-    has made a pass of each rule.
-    """
+    """Pages and commands of a service that has its sums and has made a pass of each rule."""
     with open_stage(SETTINGS):
         say(f"dashboard: making {options.rows:,} calls and as many attempts")
         _fill(options.rows)
@@ -163,9 +159,7 @@ def dashboard(options: Any) -> list[list[str]]:
 
 
 def _fill(rows: int) -> None:
-    """Half of the calls wait; the others ended within the last day, a quarter of them in the last
-    hour.
-    """
+    """Half of the calls wait; a quarter of the others ended in the last hour, the rest that day."""
     _make_mixed_calls(rows // 2, "0, true, NULL, 0", "0")
     ended = "3 + (i % 50 = 0)::int, false, now() - i % 1000 * {each}, 1"
     _make_mixed_calls(rows // 8, ended.format(each="interval '3.6 s'"), "1")
@@ -204,9 +198,7 @@ def _make_mixed_calls(count: int, state: str, attempts: str) -> None:
 
 
 def _count() -> None:
-    """What a dispenser would have counted of a day; of all but its last hour by the quarter of an
-    hour and without histograms, which nothing reads of so long ago.
-    """
+    """What a dispenser would have counted of a day, of all but its last hour roughly."""
     from django.utils import timezone
 
     from callqueue.database import to_us

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def rules(settings: Any, transactional_db: None) -> Callable[..., None]:
-    """`rules(name=Rule(...))`: the rules from now on, in every thread; `more` are other keys of
-    CALLQUEUE.
-    """
+    """`rules(name=Rule(...), more={...})`: CALLQUEUE from now on, in every thread."""
     from callqueue import conf
     from callqueue.dispatch.release_pass import ensure_states
 

@@ -107,9 +107,7 @@ def test_attempts_share_messages_once_there_are_enough_of_them(
 
 
 def test_workers_that_are_behind_get_full_messages(remote: Vendor) -> None:
-    """Where attempts wait for a worker already, a message more for the same queue only costs
-    more.
-    """
+    """Where attempts wait already, a message more for their queue only costs more."""
     send(12)
     first = [one.attempt_id for one in release("default", ["plain"]).released]
     CallAttempt.objects.update(released_at=F("released_at") - timedelta(seconds=1))

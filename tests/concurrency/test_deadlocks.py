@@ -93,9 +93,7 @@ class Hammer:
         assert not hangs, "somebody hangs: a deadlock that the database does not see"
 
     def judge(self) -> None:
-        """Nobody failed, everybody had a turn, and calls and attempts agree once the last leases
-        are over.
-        """
+        """Nobody failed, all had a turn, and calls and attempts agree after the last leases."""
         assert not self.errors, f"{len(self.errors)} failed: {self.errors[0]}"
         missing = self.everybody.keys() - set(self.turns) - {"hold", "select_and_cancel"}
         assert not missing, f"no turn: {missing}"

@@ -58,9 +58,7 @@ def bell() -> Any:
 
 @pytest.mark.parametrize("comes_with_an_answer", [False, True])
 def test_a_send_ends_the_wait(bell: Any, comes_with_an_answer: bool) -> None:
-    """With the answer to a statement too: nothing is left to be read then, and it was slept over until
-    the next look.
-    """
+    """What came with the answer to a statement leaves nothing to be read: it was slept over."""
     in_thread(send)
     if comes_with_an_answer:
         database.clock("default")

@@ -92,9 +92,7 @@ def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any, row_locks: N
 def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_for(
     rules: Any, row_locks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit goes from one rule to another. A pass of the old rule is still to be committed when
-    its opinion has lapsed: nobody else's pass has a row of its own in common with it.
-    """
+    """It is to be committed when its opinion has lapsed, and shares no row with the others."""
     shared = Rule(limits=[SlidingWindow("2/h", name="account")])
     rules(a=shared, b=shared)
     CallQueue.objects.send_many([URL] * 5, rule="a")

@@ -219,9 +219,7 @@ def test_a_record_says_how_many_attempts_were_no_longer_its_own(
 
 @pytest.mark.parametrize("end", ["undo", "void", "lost", "record"])
 def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: str) -> None:
-    """Other code made the call NEW, and its second attempt is on the wire: the first one's end is
-    no reason for a third.
-    """
+    """The second attempt is on the wire: the first one's end is no reason for a third."""
     rules(r=Rule())
     call = send("r")
     first = released_by("r")
@@ -248,9 +246,7 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
 
 @dataclass
 class Beside:
-    """A work on two calls, of which a host has one: how it comes to be due, what becomes of the
-    other, and of the one once it is free.
-    """
+    """A work on two calls, of which a host has one; what becomes of both, and of it later."""
 
     prepare: Callable[[], Any]
     work: Callable[[Any], int]
@@ -306,9 +302,7 @@ def test_a_work_goes_on_beside_a_call_that_is_locked_and_takes_it_later(
 def test_the_others_of_a_message_are_made_beside_a_call_that_is_locked(
     rules: Rules, remote: Vendor, row_locks: None
 ) -> None:
-    """Selected for update by a host, it is made as well, and its answer is recorded; what it
-    becomes is written afterwards.
-    """
+    """It is made and recorded as well; what it becomes is written afterwards."""
     rules(r=Rule())
     calls = [send("r", method="post") for _ in range(32)]
     ids = released_by("r")
@@ -399,9 +393,7 @@ def test_a_worker_gives_back_what_becomes_free_while_it_looks(
 def test_a_begin_that_is_committed_late_leaves_nothing_begun_that_nobody_makes(
     rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to its commit was lost, and the next try finds the attempt locked. Its call would be
-    UNKNOWN once the lease has ended, though nobody has sent it.
-    """
+    """The answer to its commit was lost, and the next try finds the attempt locked."""
     rules(r=Rule(limits=[SlidingWindow("100/s")]))
     call = send("r")
     (pk,), begin = released_by("r"), transitions.begin
@@ -483,9 +475,7 @@ def test_a_cancel_between_a_workers_look_and_its_begin_wins(
 def test_a_cancel_that_met_a_release_is_no_victim_of_its_undo(
     rules: Rules, row_locks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cancel saw the call waiting, and waited for the pass that released it: it has the row
-    when the publish is undone.
-    """
+    """It waited for the pass that released the call, and has the row when the publish is undone."""
     rules(r=Rule())
     call = send("r")
     released, has_the_row, is_undone = threading.Event(), threading.Event(), threading.Event()
@@ -647,9 +637,7 @@ def test_under_every_isolation_a_unique_key_gives_its_call_or_the_databases_own_
 def test_a_hold_that_another_makes_longer_meanwhile_stays_as_long(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, seconds: int | None
 ) -> None:
-    """Two answers ask for holds at once; the longer one, or one without an end, is written between
-    the other's look and write.
-    """
+    """The longer one, or one without an end, is written between the other's look and write."""
     rules(r=Rule())
 
     def lay(lasts: Any, why: str) -> None:
@@ -677,9 +665,7 @@ def test_a_hold_that_another_makes_longer_meanwhile_stays_as_long(
 def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
     rules: Rules, row_locks: None
 ) -> None:
-    """And many may write at once. Who waited for the ledger to be moved reads the clock, and how
-    far it was, after that.
-    """
+    """Many may write at once. Who waited for the move reads the clock after that."""
     rules(r=Rule())
     both, tried, moved = threading.Barrier(3), threading.Event(), threading.Event()
     frame = LedgerState.objects

@@ -29,9 +29,7 @@ def rules(settings: Any, db: None) -> Callable[..., None]:
 
 @pytest.fixture
 def trusted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody begins anything, and is trusted to begin all of it soon: of limits alone it depends
-    what is released.
-    """
+    """Nobody begins anything, and is trusted to begin all: limits alone decide what is released."""
     from callqueue.dispatch import choosing
 
     monkeypatch.setattr(choosing, "LEAST", 1_000_000)

@@ -213,9 +213,7 @@ def note(params: Any, context: Context) -> None:
 
 
 def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules: Rules) -> None:
-    """The process had no turn between the fence and the call: as for a request that was never
-    sent.
-    """
+    """The process had no turn between the fence and the call."""
     rules(r=Rule(), more={"HANDLERS": {"note": f"{__name__}.note"}})
     call = send_to("note")
     release()

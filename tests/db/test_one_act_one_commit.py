@@ -303,9 +303,7 @@ def test_an_act_is_one_commit(name: str) -> None:
 
 
 def struck(act: Act, place: int, deed: str = "") -> Iterator[str]:
-    """Begin anew and do the act with a cut at its first moment, and so on; what each moment was. In
-    `make test`, at every fourth moment, from another on for each place.
-    """
+    """Do the act cut at its first moment, the next, ...; each moment. `make test`: every fourth."""
     number, step = (1, 1) if os.environ.get(AT_LENGTH) else (1 + place % 4, 4)
     while True:
         given = begin_anew(act)

@@ -142,9 +142,7 @@ def test_a_refusal_holds_all_rules_that_share_the_limit_in_force(
 def test_a_call_that_a_limit_of_another_release_would_admit_waits_for_it(
     rules: Rules, own: str
 ) -> None:
-    """A limit was raised, or lowered: the last dispenser that has the smaller one fails no call
-    that the larger admits.
-    """
+    """The last dispenser with the smaller limit fails no call that the larger admits."""
     smaller, larger = (
         Rule(limits=[SlidingWindow(rate, unit="tokens")]) for rate in ("100/h", "300/h")
     )

@@ -47,9 +47,7 @@ def left(folder: Path) -> list[str]:
 
 
 def strike(point: str) -> None:
-    """Do the next deed planted at this point, if any. Taking it is a rename: one process only gets
-    it.
-    """
+    """Do the next deed planted at this point, if any; one process only gets it."""
     folder = Path(os.environ["CALLQUEUE_TEST_SABOTAGE"])
     for path in sorted(folder.glob(f"{point}.*")):
         with suppress(FileNotFoundError):
@@ -63,9 +61,7 @@ def _kill_group() -> None:
 
 
 def _stop_group() -> None:
-    """Stop the others, and then this process by this very thread: a signal to the process may be
-    another thread's to take, and this one would go on for a moment.
-    """
+    """The others, and then this very thread, which else would go on for a moment."""
     own, group = os.getpid(), os.getpgrp()
     for pid in [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]:
         with suppress(ProcessLookupError):

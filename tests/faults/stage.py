@@ -60,9 +60,7 @@ CELERY_WORKER_LOST_WAIT = 1.0
 
 @dataclass
 class Stage:
-    """One rule `r` of so many calls a second on one queue; workers and dispensers; calls to a
-    vendor that records. `place`: a folder of the test's.
-    """
+    """One rule `r` of so many calls a second on one queue, and a vendor that records."""
 
     processes: Processes
     vendor: Recorder
@@ -85,9 +83,7 @@ class Stage:
         extra: str = "",
         in_workers: int = 0,
     ) -> None:
-        """Settings of everything that is started from now on. Workers release nothing, unless they
-        are to: what is planted is for whom a test starts.
-        """
+        """Settings of what is started from now on. Workers release nothing, unless they are to."""
         self.rate, self.release, self.total = rate, release, total
         queue = self.processes.broker.queue("one")
         values = {"release": release, "grace": GRACE, "rate": rate, "total": total}
@@ -120,9 +116,7 @@ class Stage:
         method: str = "post",
         **options: Any,
     ) -> list[CallQueue]:
-        """Calls that the vendor's record can be told apart by: each has a number of its own in its
-        URL.
-        """
+        """Each has a number of its own in its URL, by which the vendor's record tells it."""
         first, data = len(self.numbers), list[Any]()
         for number in range(first, first + count):
             url = self.vendor.url(f"{path}{'&' if '?' in path else '?'}call={number}")
@@ -157,23 +151,17 @@ class Stage:
         return self.processes.run()
 
     def keep(self, *makers: Callable[[], Running]) -> Keeper:
-        """Processes that are started again whenever they die: what systemd or Kubernetes
-        would do.
-        """
+        """Started again whenever they die: what systemd or Kubernetes would do."""
         return Keeper(list(makers))
 
     # --- Waiting
 
     def wait_for_all(self, seconds: float = 30.0) -> None:
-        """Return once every call has ended. One that nothing happens to any more is a Verdict,
-        whatever the machine.
-        """
+        """Return once every call has ended; a Verdict if nothing happens to one any more."""
         until_none_is_left(self._left, seconds, stuck=STUCK + self.release + self.total + GRACE)
 
     def _left(self) -> Any:
-        """What has not ended: a count by status, how many attempts there are, and the first that
-        are open. None: all has.
-        """
+        """What has not ended, by status and by attempts; None if all has."""
         if not CallQueue.objects.exclude(status__in=FINAL).exists():
             return None
         return (
@@ -207,9 +195,7 @@ class Stage:
     def judge(
         self, *, unknown_allowed: bool = True, recovery: float | None = RECOVERY
     ) -> Counter[str]:
-        """Everything that must be true after any fault, by the vendor's record; the count of each
-        final state.
-        """
+        """All that must be true after any fault, by the vendor's record; counts by status."""
         by_number: dict[str, list[Arrival]] = {}
         arrivals = self.vendor.arrivals()
         for arrival in arrivals:

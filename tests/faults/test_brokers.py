@@ -79,9 +79,7 @@ def test_a_broker_is_killed_with_many_in_flight(
 @SLOW
 @ON_REDIS
 def test_a_visibility_timeout_shorter_than_a_call(staged: Stage) -> None:
-    """Redis hands the message of a call under way, whose task waits for a free slot, to another
-    worker, which finds it begun and leaves it.
-    """
+    """Redis hands the message on, and the other worker finds it begun and leaves it."""
     at_once = '"unacked_restore_interval": 1, "unacked_restore_throttle": 1'
     options = f'CELERY_BROKER_TRANSPORT_OPTIONS = {{"visibility_timeout": 1, {at_once}}}'
     staged.rule(total=20.0)
@@ -98,9 +96,7 @@ def test_a_visibility_timeout_shorter_than_a_call(staged: Stage) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_messages_of_older_and_newer_code(settings: Any, remote: behaviour.Vendor) -> None:
-    """One id instead of a list, and an argument that this release does not know, as others deploy
-    it.
-    """
+    """One id instead of a list, and an argument that this release does not know."""
     settings.CALLQUEUE = {"RULES": {"default": Rule()}}
     for _ in range(2):
         behaviour.send()
@@ -114,9 +110,7 @@ def test_messages_of_older_and_newer_code(settings: Any, remote: behaviour.Vendo
 @SLOW
 @ON_RABBITMQ
 def test_a_broker_that_takes_no_more_messages(staged: Stage, server: private.RabbitMQ) -> None:
-    """Its disk is full, so it blocks whoever publishes: calls wait in the table, and go when there
-    is room again.
-    """
+    """Its disk is full: calls wait in the table, and go when there is room again."""
     staged.rule(release=60.0)
     staged.add_settings('CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}')
     staged.worker(concurrency=2)
@@ -138,9 +132,7 @@ def test_a_broker_that_takes_no_more_messages(staged: Stage, server: private.Rab
 @SLOW
 @pytest.mark.parametrize("broker", ["rabbitmq", "redis"], indirect=True)
 def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Length) -> None:
-    """RabbitMQ drops messages whose attempts were taken back; Redis keeps one a lease. Whoever
-    comes back has it all at once.
-    """
+    """RabbitMQ drops messages whose attempts were taken back; Redis keeps one a lease."""
     stage.rule(1000, release=1.0)
     stage.send(400, method="get")
     dispenser = stage.dispenser()
@@ -162,9 +154,7 @@ def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Len
 @SLOW
 @ON_REDIS
 def test_redis_is_frozen(staged: Stage, server: private.Redis) -> None:
-    """It takes connections, and says nothing. A message is given up; the dispenser gives signs of
-    life and lets calls expire meanwhile, and all goes on when Redis does.
-    """
+    """It takes connections, and says nothing: a message is given up, and the dispenser lives."""
     staged.rule(release=30.0)
     with staged.keep(lambda: staged.worker(concurrency=2)):
         staged.dispenser()

@@ -58,9 +58,7 @@ def test_a_slot_takes_calls_and_other_tasks_while_answers_are_waited_for_and_no_
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_worker_that_is_told_to_go_waits_for_calls_in_flight(stage: Stage, pool: str) -> None:
-    """SIGTERM: what is in flight is waited for, and nothing new begun. So does a process of its pool,
-    as where that shrinks; the next one takes what comes.
-    """
+    """Nothing new is begun. So does a process of its pool; the next one takes what comes."""
     stage.rule(total=LONG)
     worker = stage.worker(concurrency=1, pool=pool)
     stage.dispenser()
@@ -94,9 +92,7 @@ def test_a_worker_that_is_told_to_go_waits_for_calls_in_flight(stage: Stage, poo
 def test_a_process_that_has_run_its_last_task_takes_no_other_while_calls_are_in_flight(
     stage: Stage, tmp_path: Path, option: str
 ) -> None:
-    """The next tasks go to the other process, and wait for nothing. Under the second option every
-    task is a process's last.
-    """
+    """The next tasks go to the other process. Under the second option every task is the last."""
     stage.rule(total=LONG)
     worker = stage.worker(concurrency=2, arguments=[option])
     stage.dispenser()

@@ -75,9 +75,7 @@ def at(
     database: str,
     tmp_path: Path,
 ) -> Iterator[Callable[..., Stage]]:
-    """`at(url, server)`: a stage whose processes have their database at `url`, and this process at
-    the server, for now.
-    """
+    """`at(url, server)`: processes have their database at `url`, this one at the server."""
     processes, before = Processes(any_broker), dict(connection.settings_dict)
 
     def staged(url: str, direct: private.Postgres) -> Stage:
@@ -104,9 +102,7 @@ def stage(at: Callable[..., Stage], server: private.Postgres) -> Stage:
 def test_postgresql_crashes_and_comes_back(
     stage: Stage, server: private.Postgres, length: Length, maker: str
 ) -> None:
-    """`stop -m immediate` under load: whoever releases and makes calls reconnects by himself. With
-    answers in hand it keeps trying within its lease: nothing of them is repeated, or UNKNOWN.
-    """
+    """With answers in hand one keeps trying within its lease: nothing is repeated, or UNKNOWN."""
     stage.rule(total=15.0)
     worker = stage.worker(concurrency=2) if maker == "worker" else stage.run()
     dispenser = stage.dispenser() if maker == "worker" else worker
@@ -169,9 +165,7 @@ def test_the_database_is_read_only_for_a_while(
 def test_behind_pgbouncer_in_transaction_mode(
     at: Callable[..., Stage], server: private.Postgres, length: Length
 ) -> None:
-    """Every transaction may have another server connection: nothing of a session may be
-    counted on.
-    """
+    """Nothing of a session may be counted on."""
     with private.PgBouncer(server.port) as bouncer:
         stage = at(bouncer.url, server)
         stage.plant("before-socket", "child", "child")
@@ -196,9 +190,7 @@ def test_behind_pgbouncer_in_transaction_mode(
 def test_a_restored_backup_is_noticed_and_held(
     stage: Stage, server: private.Postgres, database: str
 ) -> None:
-    """The ledger is older than what the dispenser wrote into it: every rule is held for a whole
-    window of its own.
-    """
+    """The ledger is older than what the dispenser wrote: every rule is held for its window."""
     stage.rule(20)  # calls a WINDOW
     source = (stage.processes.folder / "settings_with_sabotage.py").read_text("utf-8")
     stage.processes.configure(

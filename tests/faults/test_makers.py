@@ -65,9 +65,7 @@ def test_makers_beside_each_other_at_random(
     length: Callable[[Any, Any], Any],
     releases: str,
 ) -> None:
-    """Two callqueue_run, a dispenser, two workers that release, and beat; or the workers alone. The
-    seed makes the choices, the machine the moments.
-    """
+    """The seed makes the choices, the machine the moments."""
     seed = int(os.environ.get("CALLQUEUE_TEST_SEED", "1"))
     seconds = float(os.environ.get("CALLQUEUE_TEST_SECONDS", length(20, 120)))
     dice = random.Random(seed)

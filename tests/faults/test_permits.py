@@ -77,9 +77,7 @@ def test_eight_processes_with_permits_and_a_queue_keep_the_limit_whoever_is_kill
 
 
 def _kept_by_the_dead(instants: Sequence[float]) -> float:
-    """How many requests the limit of a second would have admitted instead of what dead processes
-    were charged with meanwhile: one for each second of each charge.
-    """
+    """Requests that the limit would have admitted instead of what the dead were charged with."""
     lost = CallAttempt.objects.filter(outcome__in=["lost", "voided", ""])
     last = time.time() - time.monotonic() + instants[-1]  # the vendor's clock is monotonic
     return sum(
@@ -95,9 +93,7 @@ def _most(seconds: float) -> float:
 
 
 def _send_evenly(vendor: Recorder, seconds: float) -> None:
-    """Ten calls a second: half of the limit. Permits of the same priority, asked for all the time,
-    have the rest.
-    """
+    """Ten calls a second: half of the limit. Permits of the same priority have the rest."""
     end, sent = time.monotonic() + seconds, 0
     began = time.monotonic()
     while time.monotonic() < end:

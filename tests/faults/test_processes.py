@@ -44,9 +44,7 @@ def _status(call: CallQueue) -> int:
 
 @pytest.mark.parametrize("kind", POINTS)
 def test_one_is_killed_at_every_point_of_its_work(stage: Stage, length: Length, kind: str) -> None:
-    """What was charged and never published comes back when its lease is over; what never committed
-    never happened. A worker has another process instead of one that dies.
-    """
+    """What was charged comes back with its lease; what never committed never happened."""
     if kind == "dispenser":
         stage.worker(concurrency=4)
     elif kind == "worker":
@@ -101,9 +99,7 @@ ENDS = [("prefork", "is killed"), ("prefork", "is told"), *(pytest.param(pool, "
 def test_a_worker_ends_at_once_in_the_middle_of_a_message(
     stage: Stage, pool: str, how: str
 ) -> None:
-    """What was answered is recorded; what was on the wire is UNKNOWN, and nothing else. Told to go
-    politely, it waits: test_calls_in_flight.
-    """
+    """What was answered is recorded; what was on the wire is UNKNOWN, and nothing else."""
     stage.rule(FULL * 2, total=6.0)
     for path in ("/hold/k", "/ok") * (FULL // 8):  # some of either in every message
         stage.send(4, path=path, method="post")
@@ -130,9 +126,7 @@ def test_a_worker_ends_at_once_in_the_middle_of_a_message(
 
 @pytest.mark.parametrize("kind", ["worker", "run"])
 def test_one_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Stage, kind: str) -> None:
-    """Held answers arrive, but the attempts are no longer its own: what it records does not
-    count.
-    """
+    """The attempts are no longer its own: what it records does not count."""
     stage.rule(total=1.0)
     start: Callable[[], Running] = getattr(stage, kind)
     if kind == "worker":
@@ -161,9 +155,7 @@ def test_one_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Stage, k
 
 @pytest.mark.slow
 def test_one_that_is_frozen_before_its_charge_is_committed_sends_nothing(stage: Stage) -> None:
-    """Its request is composed. The database ends its transaction, and another makes the call; where
-    the database keeps it open, it wakes to a lease that has ended.
-    """
+    """Where the database does not end its transaction, it wakes to a lease that has ended."""
     stage.plant("before-commit", "stop")
     frozen = stage.run()
     (post,) = stage.send(method="post")

@@ -78,9 +78,7 @@ bounded(ResultSet)
 
 
 def wait_until_idle(self: ManagerMixin) -> None:
-    """After each test they purge the broker. What they throw away with it are the tasks that wait;
-    here these are calls, and would go again.
-    """
+    """They purge the broker of what waits; here these are calls, and would go again."""
     _wait_until_idle(self)
     CallQueue.objects.all().cancel()
 

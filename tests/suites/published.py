@@ -24,9 +24,7 @@ SECONDS = 300
 
 
 def source(name: str, version: str, *, python: str = "") -> Path:
-    """The unpacked source of that release. `python` is the version it is for, where it is not for
-    this one.
-    """
+    """The unpacked source of that release; `python`: the version it is for."""
     folder = CACHE / f"{name}-{version}"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=CACHE) as temporary:

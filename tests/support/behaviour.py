@@ -36,9 +36,7 @@ WHEN_LOST = [
 
 
 class Vendor:
-    """Answers calls in memory. `answers` maps a path to a status, (status, headers, body), an
-    Answer, or a function.
-    """
+    """`answers`: by path a status, (status, headers, body), an Answer or a function."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
@@ -111,9 +109,7 @@ def run() -> int:
 
 
 def make_together(ids: Sequence[int]) -> int:
-    """Begin these attempts, make their calls, and record all ends at once, as a worker's flight
-    does; the count of them.
-    """
+    """Make these and record all ends at once, as a worker's flight does; the count of them."""
     jobs = claim.begin("default", ids)
     ends = [request.make(job) if job.unfit is None else judging.unfit(job) for job in jobs]
     recorder.record("default", ends)
@@ -121,9 +117,7 @@ def make_together(ids: Sequence[int]) -> int:
 
 
 def release() -> list[CallQueue]:
-    """Release what may go now, to workers that never come; the calls, in the order of their
-    attempts.
-    """
+    """Release what may go now, to workers that never come; the calls, in their attempts' order."""
     ids: list[int] = []
 
     def take(using: str, messages: Any) -> bool:
@@ -151,9 +145,7 @@ def lose_what_became_of_its_commit(monkeypatch: pytest.MonkeyPatch, releases: Di
 def pass_that_commits_late(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], object]
 ) -> list[Callable[[], object]]:
-    """Make a pass whose commit the server has yet to make, on a connection that is lost. Whatever is
-    in the list may be called to have it made.
-    """
+    """Make a pass that is committed only when what is in the list is called."""
     late, lock = list[Any](), release_pass._lock
     with monkeypatch.context() as patch:
 
@@ -170,9 +162,7 @@ def pass_that_commits_late(
 
 
 def _commits_late(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """This thread's connection is lost at its next commit, which the server has yet to make: as
-    where it waits for a standby, or the network between is gone.
-    """
+    """This thread's connection is lost at its next commit, which the server has yet to make."""
     late: list[Any] = []
 
     def lose() -> None:

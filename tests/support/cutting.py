@@ -47,9 +47,7 @@ class Cut:
 
 @contextmanager
 def cut(number: int, deed: str) -> Iterator[Cut]:
-    """Do the deed at this moment of this thread's connection: before it, after it (the answer is
-    lost), or a conflict instead.
-    """
+    """Do the deed at this moment of this thread's connection."""
     made, thread, commit = Cut(number, deed), threading.get_ident(), BaseDatabaseWrapper._commit
 
     def statement(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -99,9 +97,7 @@ def _strike(made: Cut, what: str, do: Any, refuse: Any) -> Any:
 
 
 def kill_this_connection() -> None:
-    """As an administrator, a failover or a firewall would: it is gone when this returns, and this
-    side knows nothing of it.
-    """
+    """As a failover or a firewall would: this side knows nothing of it."""
     raw = connection.connection
     other = connection.copy("default")
     try:

@@ -11,18 +11,14 @@ from callqueue.models import CallAttempt
 
 
 class Process(Dispenser):
-    """A dispenser of that name with these rules, whose attempts no worker takes. `book` may be
-    replaced: its settings change.
-    """
+    """A dispenser with these rules, whose attempts no worker takes. `book` may be replaced."""
 
     def __init__(self, name: str, **rules: Rule) -> None:
         self.book: Book = bind(rules)
         super().__init__("default", name=name, settings=lambda: self.book, publish=lambda *_: True)
 
     def goes(self) -> dict[str, int]:
-        """How many calls of each rule it releases now, after a look at the others as it makes every
-        few seconds.
-        """
+        """How many calls of each rule it releases now, after a look at the others."""
         newest = CallAttempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
         self.membership.is_outdated |= self.membership.party.heartbeat()
         self.run_once(maintain=False)

@@ -35,9 +35,7 @@ class _Value:
         self.open: deque[tuple[int, int]] = deque()  # from when each ages, when the ledger knows
 
     def free_at(self, at: int, notice: int) -> tuple[int, bool]:
-        """From when on, not before `at`, a call fits; and whether that waits for an answer, which
-        is noticed so much later.
-        """
+        """From when on a call fits; and whether that waits for an answer, noticed so much later."""
         by_answer = False
         while True:
             meter = self.limit.meter(self._known(at), at)

@@ -25,9 +25,7 @@ from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, Toke
 
 @pytest.fixture(autouse=True)
 def announced_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Without workers, what is to be announced is announced at once, in this process; how it is
-    sent else.
-    """
+    """Without workers, what is to be announced is announced here, at once; how it is sent else."""
     from celery import current_app
 
     from callqueue import broker
@@ -63,9 +61,7 @@ def no_queued_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def listen() -> Iterator[Callable[..., Any]]:
-    """`listen("127.0.0.2", port=..., answer=...)`: a server there until the test ends, which counts
-    whoever connects.
-    """
+    """`listen("127.0.0.2", port=..., answer=...)`: a server that counts whoever connects."""
     from tests.support.peer import Listener
 
     with ExitStack() as stack:
@@ -85,9 +81,7 @@ SET_BY = {"postgresql": 0, "mariadb": 37, "sqlite": -37}
 
 @pytest.fixture(autouse=True)
 def clock_set_before(request: pytest.FixtureRequest) -> None:
-    """The ledger has been moved before each test of tests/db, on the databases of SET_BY, or by
-    CALLQUEUE_TEST_SET_BY minutes.
-    """
+    """The ledger has been moved before each test of tests/db, by CALLQUEUE_TEST_SET_BY minutes."""
     default = SET_BY[request.config.getoption("database")]
     minutes = float(os.environ.get("CALLQUEUE_TEST_SET_BY", default))
     has_database = bool({"db", "transactional_db"} & set(request.fixturenames))
@@ -120,9 +114,7 @@ def vendor(vendor_process: Recorder) -> Recorder:
 
 @pytest.fixture(params=brokers.KINDS)
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """Each broker in turn; `parametrize("broker", ["redis"], indirect=True)` chooses. Skips where
-    none answers.
-    """
+    """Each broker in turn; `parametrize("broker", ["redis"], indirect=True)` chooses."""
     yield from _open_broker(request.param, request)
 
 
@@ -143,9 +135,7 @@ def _open_broker(kind: str, request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 @pytest.fixture
 def processes(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[Processes]:
-    """Workers and dispensers on this test's broker (`any_broker`, unless it asks for `broker`) and
-    database.
-    """
+    """Workers and dispensers on this test's broker (or any) and database."""
     name = "broker" if "broker" in request.fixturenames else "any_broker"
     started = Processes(request.getfixturevalue(name))
     yield started
@@ -156,9 +146,7 @@ def processes(transactional_db: None, request: pytest.FixtureRequest) -> Iterato
 
 @pytest.fixture
 def configure(processes: Processes, settings: Any) -> Callable[[str], None]:
-    """`configure(source)`: settings for this process and for those started from now on, as Python
-    source, which finds Rule, Retry, timedelta and the limits imported.
-    """
+    """`configure(source)`: settings as Python source, here and in what is started from now on."""
     return partial(configured, processes, settings)
 
 

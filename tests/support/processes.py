@@ -65,9 +65,7 @@ class Running:
         return self.process.poll() is None
 
     def wait_for_log(self, text: str, timeout: float = READY_SECONDS, *, times: int = 1) -> None:
-        """Return once so many lines hold that; Late, with the log, if it ends or the time is up
-        before.
-        """
+        """Return once so many lines hold that; Late, with the log, if it ends or the time is up."""
         with self._said:
             self._said.wait_for(lambda: self._ended or self._has_said(text, times), timeout)
             found = self._has_said(text, times)
@@ -132,9 +130,7 @@ class Running:
 
 
 class Processes:
-    """Starts processes that share this test's database, broker and settings; the last thing to do
-    is `close()`.
-    """
+    """They share this test's database, broker and settings; the last thing to do is `close()`."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -144,9 +140,7 @@ class Processes:
         self.environment = self._environment()
 
     def configure(self, source: str, name: str = "settings_of_this_test") -> None:
-        """What is started from now on has these settings too: Python source, upper-case names
-        count.
-        """
+        """Settings of what is started from now on: Python source, upper-case names count."""
         (self.folder / f"{name}.py").write_text(source, encoding="utf-8")
         self.environment["CALLQUEUE_TEST_SETTINGS"] = name
 

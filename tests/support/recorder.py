@@ -37,9 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request as the vendor saw it. `answered_at` and `status` are None while it is
-    unanswered.
-    """
+    """One request as the vendor saw it; two are None while it is unanswered."""
 
     at: float
     connection: int
@@ -64,9 +62,7 @@ class Arrival:
 
 
 class Recorder:
-    """The server, started and stopped: `with Recorder() as vendor: vendor.url("/ok")`. Dies with
-    this process.
-    """
+    """`with Recorder() as vendor: vendor.url("/ok")`. Dies with this process."""
 
     port = 0
     _process: subprocess.Popen[str] | None = None
@@ -98,9 +94,7 @@ class Recorder:
         return int(json.loads(self._ask("GET", "/_count"))["count"])
 
     def wait_for(self, count: int, timeout: float = 30.0) -> list[Arrival]:
-        """All arrivals, once there are `count`; TimeoutError otherwise. Waits at the server,
-        without polling.
-        """
+        """All arrivals, once there are `count`; TimeoutError otherwise."""
         asked = f"/_wait?{urlencode({'count': count, 'timeout': timeout})}"
         seen = int(json.loads(self._ask("GET", asked, timeout + 10))["count"])
         if seen < count:
@@ -166,9 +160,7 @@ SURE = 50e-6
 
 
 class StampedSocket(socket.socket):
-    """A connection that knows when the kernel received what was read last (None where the kernel
-    does not say).
-    """
+    """Knows when the kernel received what was read last (None where that does not say)."""
 
     arrived_at: float | None = None
 
@@ -193,9 +185,7 @@ def monotonic_at(seconds: int, nanoseconds: int) -> float:
 
 
 class Entry:
-    """One line of the record; the head is kept as it came and read only when somebody asks for the
-    record.
-    """
+    """One line of the record; the head is read only when somebody asks for that."""
 
     __slots__ = ("answered_at", "at", "body", "connection", "head", "status")
 
@@ -228,9 +218,7 @@ held: list[Callable[[], None]] = []
 
 
 class Connection(asyncio.Protocol):
-    """Reads requests by hand, since speed matters here: one at a time, the next after the
-    answer.
-    """
+    """Reads requests by hand, for speed: one at a time, the next after the answer."""
 
     opened = 0
     method = ""

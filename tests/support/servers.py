@@ -93,9 +93,7 @@ def mariadb_url() -> ServerUrl:
 
 @contextmanager
 def postgresql() -> Iterator[str]:
-    """What the tests run PostgreSQL on: "server" where one answers, else "embedded", for as long as
-    this is open.
-    """
+    """What the tests run PostgreSQL on: "server" where one answers, else "embedded"."""
     if answers("postgresql"):
         yield "embedded" if os.environ.get(EMBEDDED) else "server"
         return

@@ -68,9 +68,7 @@ def wait_until(
 
 
 def until_none_is_left(left: Callable[[], Any], seconds: float, *, stuck: float = 30.0) -> None:
-    """Return once `left()` is false. A Verdict if that has not changed for `stuck` seconds, Late if
-    it goes on changing.
-    """
+    """A Verdict if what is left does not change for `stuck` seconds, Late if it goes on."""
     deadline = time.monotonic() + max(seconds, stuck)
     seen, changed = None, time.monotonic()
     while now_left := left():
@@ -85,9 +83,7 @@ def until_none_is_left(left: Callable[[], Any], seconds: float, *, stuck: float 
 
 
 def never_over(instants: Iterable[float], limit: int, window: float, of: str = "the limit") -> None:
-    """Verdict, with the arrivals of the fullest window, if any window of that length holds more
-    than the limit.
-    """
+    """Verdict, with the arrivals of the fullest window, if one holds more than the limit."""
     ordered = sorted(instants)
     highest = highest_in_window(ordered, window)
     if highest > limit:

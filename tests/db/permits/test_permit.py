@@ -217,9 +217,7 @@ def test_a_permit_that_was_taken_for_dead_waits_on(rules: Rules, is_deleted: boo
 def test_a_permit_that_was_charged_and_not_begun_waits_on_if_its_waiter_says_so(
     rules: Rules, lives: bool
 ) -> None:
-    """The clock was set back by an hour while it was charged: it would be charged again and again
-    until then, for a waiter that is dead.
-    """
+    """The clock was set back meanwhile: it would be charged again and again for a dead waiter."""
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
         waiter = new_waiter()
@@ -256,9 +254,7 @@ def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:
 
 
 def test_no_news_is_left_of_keys_that_take_no_turns(rules: Rules) -> None:
-    """Where no dispenser runs nobody takes it. A hold on a key has all of its rule take turns,
-    those without a key too.
-    """
+    """Where no dispenser runs nobody takes it. A hold on a key has all of its rule take turns."""
     rules(r=Rule(limits=[SlidingWindow("10/s")]))
     for key in ("a", "b"):
         with callqueue.permit("r", key=key, wait=0):

@@ -248,10 +248,7 @@ def waiter_whose_pass_lost_its_answer(monkeypatch: pytest.MonkeyPatch) -> Waiter
 def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """The server has the rules' rows until then: where the permit stood anew as soon as they are
-    free, it would wait for its own charge. The pass that finds the row may be undone, since its
-    settings are not in force any more: what it has found is there all the same.
-    """
+    """A permit that stood anew as soon as the rows are free would wait for its own charge."""
     rules(r=Rule(limits=[Concurrency(1)]))
     is_undone = when == "in one that is undone"
     with callqueue.permit("r") if is_undone else nullcontext():
