@@ -1,3 +1,1 @@
-"""Measurements of speed: `python -m tests.benchmarks` (or `make bench`) prints a table; see its
-`--help`.
-"""
+"""Measurements of speed: `python -m tests.benchmarks` (or `make bench`) prints tables."""

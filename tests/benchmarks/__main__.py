@@ -1,6 +1,4 @@
-"""`python -m tests.benchmarks [what ...]`: measures, and prints the tables of
-docs/explanation/performance.md.
-"""
+"""`python -m tests.benchmarks [what ...]` prints the tables of docs/explanation/performance.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How much of a limit is used, and whether it is ever exceeded; and slow answers on few slots: both
-by the vendor's own record.
-"""
+"""By the vendor's own record: how much of a limit is used, and slow answers on few slots."""
 
 from __future__ import annotations
 

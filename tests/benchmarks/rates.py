@@ -1,7 +1,4 @@
-"""How many calls a second, end to end, what each costs, and how long one takes from the beginning of
-`send` to the API while nothing else goes on: callqueue and what it is compared with, each in its own
-best way, with two workers of two processes.
-"""
+"""Calls a second and their cost, and the latency of one: callqueue and what it is compared with."""
 
 from __future__ import annotations
 

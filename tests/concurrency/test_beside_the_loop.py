@@ -1,7 +1,4 @@
-"""Nothing that a dispenser does besides releasing keeps calls waiting: each of its chores, whatever
-the project's code does at an end, and the broker are made to raise, to hang and to be refused by
-the database, while the calls of another rule go.
-"""
+"""Nothing that a dispenser does besides releasing keeps the calls of another rule waiting."""
 
 from __future__ import annotations
 

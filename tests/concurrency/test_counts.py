@@ -1,6 +1,4 @@
-"""What speed rests on, as counts and never as times: statements per pass, per begin and per record,
-messages per attempt.
-"""
+"""What speed rests on, as counts and never as times: statements, and messages per attempt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A key whose call becomes ready beside a pass has its turn, whenever the one or the other commits;
-and nobody waits for the other.
-"""
+"""A key whose call becomes ready beside a pass has its turn; and nobody waits for the other."""
 
 from __future__ import annotations
 

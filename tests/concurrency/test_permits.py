@@ -1,7 +1,4 @@
-"""Permits of many threads, processes and tasks beside dispensers, and while what they wait for changes
-under them: in their turn, in and out of their callers' transactions, and none spins, hangs, or is
-left behind.
-"""
+"""Permits of many threads beside dispensers, in and out of transactions: none spins or hangs."""
 
 from __future__ import annotations
 

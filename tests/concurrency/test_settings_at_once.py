@@ -1,6 +1,4 @@
-"""Dispensers with different settings, of which one is slow or frozen: it keeps nobody else back, and
-what it charges counts.
-"""
+"""Of dispensers with different settings one is slow or frozen, and keeps nobody else back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What is shown is of one moment: an attempt that ends while somebody looks is not counted twice,
-as one that is open and as one that has ended.
-"""
+"""What is shown is of one moment: an attempt that ends meanwhile is not counted twice."""
 
 from __future__ import annotations
 

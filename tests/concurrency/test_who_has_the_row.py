@@ -1,8 +1,4 @@
-"""Two at the same rows at the same time: who wins, what is left of either, and whom it keeps waiting.
-
-Threads meet at barriers, and where an interleaving matters, events put them into it; nothing waits
-for time to pass.
-"""
+"""Two at the same rows at the same time: who wins, what is left of either, and who waits."""
 
 from __future__ import annotations
 

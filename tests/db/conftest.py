@@ -1,6 +1,4 @@
-"""Fixtures of the behaviour suite. What needs models is imported inside: this file is read before
-Django is set up.
-"""
+"""Fixtures of the behaviour suite; this file is read before Django is set up."""
 
 from __future__ import annotations
 

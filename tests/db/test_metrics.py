@@ -1,6 +1,4 @@
-"""Metrics: what a scrape reads, and what it says while the database is away or the extra is
-missing.
-"""
+"""Metrics: what a scrape reads, also while the database is away or the extra is missing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a process does with calls, answers and limits that other processes' settings know better:
-while a deployment is under way, or two projects share a database.
-"""
+"""What a process does with what other processes' settings know better, as in a deployment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""OpenTelemetry: the span that sent a call is carried in its row, and each attempt is a span linked
-to it.
-"""
+"""OpenTelemetry: each attempt is a span, linked to the one that sent the call."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Fixtures of the fault suite. `make faults` runs it at length, `make test` in a short form: see
-`length`.
-"""
+"""Fixtures of the fault suite: `make faults` runs it at length, `make test` in a short form."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A worker with calls in flight, whose tasks have ended: it takes more, is killed, told to go, and
-replaces its processes.
-"""
+"""A worker with calls in flight takes more, is told to go, and replaces its processes."""
 
 from __future__ import annotations
 

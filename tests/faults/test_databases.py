@@ -1,6 +1,4 @@
-"""A PostgreSQL of the test's own that crashes, disconnects, turns read-only, and comes back older
-than it was.
-"""
+"""A PostgreSQL that crashes, disconnects, turns read-only, and comes back older than it was."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What stays in memory, and what whoever reads the broker sees. Answers without end are in
-tests/unit/execution, tables and logs in tests/db/security.
-"""
+"""What stays in memory, and what whoever reads the broker sees."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""All that can release and make calls, beside each other on one limit: killed, frozen and told to go
-at random.
-"""
+"""All that can release and make calls, on shared limits: killed, frozen, told to go at random."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Processes that are killed, frozen and told to go at every moment of their work: workers, dispensers,
-and those that release calls and make them themselves (callqueue_run), alone and side by side.
-"""
+"""Workers, dispensers and callqueue_run, killed, frozen and told to go in their work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Celery's integration suite, with QueuedTask as the base of its tasks: a real worker, a real
-dispenser, Redis for the results.
-"""
+"""Celery's integration suite, with QueuedTask as the base of its tasks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Django's own tests of tasks, with callqueue's backend in place of Django's two; and ours, on a
-Django that has the API.
-"""
+"""Django's own tests of tasks on callqueue's backend; and ours, on a Django that has the API."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the behaviour suite works with: calls by a word, a vendor in memory, a run in this
-process.
-"""
+"""What the behaviour suite works with: calls by a word, a vendor in memory, a run here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Dispensers with settings of their own in one process, as of different releases, for tests of what
-is in force among them.
-"""
+"""Dispensers with settings of their own in one process, as of different releases."""
 
 from __future__ import annotations
 

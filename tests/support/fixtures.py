@@ -1,6 +1,4 @@
-"""Fixtures of tests that need a vendor, a broker or processes: see the modules of the same
-names.
-"""
+"""Fixtures of tests that need a vendor, a broker or processes."""
 
 from __future__ import annotations
 

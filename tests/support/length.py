@@ -1,6 +1,4 @@
-"""How long a run is: `make test` leaves out what is marked both `slow` and `fault`, `make faults`
-runs it all.
-"""
+"""How long a run is: what is both `slow` and `fault` is left to `make faults`."""
 
 from __future__ import annotations
 

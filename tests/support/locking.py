@@ -1,6 +1,4 @@
-"""Threads with connections of their own at the same rows: who meets whom, who holds what meanwhile,
-and statements that must not wait for it.
-"""
+"""Threads with connections of their own at the same rows, and statements that must not wait."""
 
 from __future__ import annotations
 

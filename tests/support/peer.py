@@ -1,6 +1,4 @@
-"""HTTP servers that are scripts on raw sockets, since most of what they do is wrong, and calls to
-them.
-"""
+"""HTTP servers that are scripts on raw sockets, since most is wrong that they do; calls to them."""
 
 from __future__ import annotations
 

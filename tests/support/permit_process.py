@@ -1,6 +1,4 @@
-"""A process that takes permits of rule "r": `python -m tests.support.permit_process URL` makes a
-call under each, one after the other, until it is killed; `... 20` takes so many and makes no call.
-"""
+"""Takes permits of "r" for ever, with a call to a URL under each; or so many, without."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A provider on this machine for clients under permits: a server in a thread of the test, which
-answers as a function says. What a test is to judge by is `seen`: the paths that were asked for.
-"""
+"""A provider on this machine that answers as a function says; `seen` is what was asked for."""
 
 from __future__ import annotations
 

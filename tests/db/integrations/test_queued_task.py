@@ -1,6 +1,4 @@
-"""QueuedTask: Celery tasks that wait in the table, run when their limits admit them, and behave
-otherwise as Celery's do.
-"""
+"""QueuedTask: Celery tasks that run when their limits admit them, and behave as Celery's do."""
 
 from __future__ import annotations
 

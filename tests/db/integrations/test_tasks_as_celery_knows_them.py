@@ -1,6 +1,4 @@
-"""What Celery's users know of tasks holds for those that wait as calls: results of every end,
-errbacks, signals, the request, and what Celery's messages carry.
-"""
+"""What Celery's users know of tasks holds for those that wait as calls."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The SDKs that the how-to names, against a provider on this machine: each of their requests takes a
-permit. Those that are not installed are skipped; `nox -s sdks` installs them.
-"""
+"""The SDKs that the how-to names take a permit for each request; `nox -s sdks` installs them."""
 
 from __future__ import annotations
 

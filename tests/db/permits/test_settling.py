@@ -1,6 +1,4 @@
-"""What a permit costs after all, told once or often, before its end and after: never less is
-charged than was spent.
-"""
+"""What a permit costs after all: never less is charged than was spent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Clients of `requests` and `httpx` under permits: each request that they make takes one, and the
-answer is judged as a worker judges it, by no more of it than a worker would read.
-"""
+"""Clients of `requests` and `httpx` under permits: each request takes one, and is judged."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How a permit waits: who makes a pass and when, and what a slot that opens early means to who
-waits.
-"""
+"""How a permit waits: who makes a pass and when, and what a slot means that opens early."""
 
 from __future__ import annotations
 
