@@ -57,7 +57,7 @@ OWN_SQL = of_db(
 OWN_THREADS = [
     "tests/concurrency",
     *of_db("claim restarts", "execution/test_{}.py"),
-    *of_db("misuse permit settling waiting", "permits/test_{}.py"),
+    *of_db("permit waiting", "permits/test_{}.py"),
 ]
 # of those, what says the same to every database, in Django's own words
 ALIKE = [

@@ -1,24 +1,37 @@
-"""Of dispensers with different settings one is slow or frozen, and keeps nobody else back."""
+"""Dispensers beside one that is slow or frozen, or has other settings, and beside locked rows."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection
+from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, database
-from callqueue.dispatch import release_pass
+from callqueue.dispatch import chores, release_pass
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.next_look import REVIEW
 from callqueue.dispatch.release_pass import release
-from callqueue.ledger import rule_rows, settings
+from callqueue.ledger import ready_calls, rule_rows, settings
 from callqueue.models import CallAttempt, CallQueue, RuleState
+from tests.support.behaviour import send
 from tests.support.dispensers import Process
-from tests.support.locking import together, until_one_waits_for_a_lock
+from tests.support.locking import (
+    fresh,
+    held_by_a_host,
+    together,
+    until_one_waits_for_a_lock,
+    waiting_for_nobody,
+)
 
 URL = {"method": "get", "params": {"url": "http://vendor.example/"}}
+pytestmark = pytest.mark.usefixtures("row_locks")
 LOOSE, STRICT = Rule(limits=[SlidingWindow("40/s")]), Rule(limits=[SlidingWindow("2/s")])
 
 
@@ -44,7 +57,7 @@ def at_work(*tasks: Callable[[threading.Event], None]) -> Iterator[None]:
             thread.join()
 
 
-def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any, row_locks: None) -> None:
+def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> None:
     """The others go by the new settings at once; the frozen one's rule, once its row is free."""
     both = {"a": LOOSE, "b": LOOSE}
     rules(**both)
@@ -69,7 +82,7 @@ def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any, row_l
     assert strict.goes() == {"a": 2}
 
 
-def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any, row_locks: None) -> None:
+def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any) -> None:
     rules(a=LOOSE)
     made = threading.Event()
 
@@ -88,7 +101,7 @@ def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any, row_locks: N
 
 
 def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_for(
-    rules: Any, row_locks: None, monkeypatch: pytest.MonkeyPatch
+    rules: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is to be committed when its opinion has lapsed, and shares no row with the others."""
     shared = Rule(limits=[SlidingWindow("2/h", name="account")])
@@ -147,3 +160,51 @@ def test_who_is_frozen_while_he_states_his_opinion_keeps_nobody_else_back(rules:
             assert not has_thawed
         finally:
             thaw.set()
+
+
+# --- A dispenser rests beside rows that somebody has locked, and minds the others
+
+Rules = Callable[..., None]
+PAST = timedelta(seconds=60)
+
+
+def test_a_dispenser_rests_beside_a_due_call_that_is_locked_and_minds_the_others(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule())
+    locked = send("r", not_before=timezone.now() + timedelta(hours=1))
+    CallQueue.objects.update(due_at_dt=timezone.now() - PAST)
+    running = Dispenser()
+    running.run_once(maintain=False)
+    with held_by_a_host(locked.pk), waiting_for_nobody():
+        assert running.chores.maintain() == chores.ROUND
+        send("r", not_before=timezone.now() + timedelta(seconds=0.3))
+        assert 0 < running.chores.maintain() < chores.ROUND
+    monkeypatch.setattr(ready_calls, "PROMOTED", 1)
+    assert running.chores.maintain() == 0, "a full promotion is followed by the next at once"
+    assert fresh(locked).ready
+
+
+def test_a_dispenser_looks_ever_less_often_for_a_ready_call_that_is_locked(rules: Rules) -> None:
+    rules(r=Rule(), other=Rule())
+    locked = send("r")
+    made: list[Any] = []
+    running = Dispenser(publish=lambda using, messages: bool(made.extend(messages)) or True)
+    running._follow_settings()
+    group = running.groups[("r",)]
+    with held_by_a_host(locked.pk), waiting_for_nobody():
+        for _ in range(8):
+            group.look_at = running._poll_at = 0.0
+            running.tick()
+        assert group.look_at > time.monotonic() + REVIEW / 2
+        assert not made
+        running._on_notify({"r"})
+        assert not group.rests, "what a sender says is heard at once"
+        send("other")
+        running._poll_at = 0.0
+        running.tick()
+        assert len(made) == 1
+    group.look_at = running._poll_at = 0.0
+    running.tick()
+    assert len(made) == 2
+    assert group.next_look.streak.in_vain == 0

@@ -1,21 +1,40 @@
-"""QueuedTask: Celery tasks that run when their limits admit them, and behave as Celery's do."""
+"""QueuedTask: Celery tasks that run when their limits admit them, and are else as Celery's users
+know them: results of every end, errbacks, signals, the request, what Celery's messages carry.
+"""
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from celery import chain, chord, current_app, group, shared_task
-from celery.exceptions import Ignore
+from celery import chain, chord, current_app, group, shared_task, signals
+from celery.backends.rpc import RPCBackend
+from celery.exceptions import ChordError, Ignore, TaskRevokedError, WorkerLostError
 from django.utils import timezone
+from django.utils.translation import gettext_lazy
 
 import callqueue
-from callqueue import Retry, Rule, SlidingWindow
+from callqueue import (
+    GiveUp,
+    HoldUntil,
+    Retry,
+    RetryLater,
+    Rule,
+    Secret,
+    SlidingWindow,
+    Succeeded,
+    states,
+)
 from callqueue.exceptions import InvalidCall
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.handlers.celery_task import TaskExited, TaskGaveUp
+from callqueue.integrations import queued_result
+from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import Clock, Sent, run_callqueue
 
 Rules = Callable[..., None]
@@ -104,10 +123,15 @@ def returns(self: Any, what: str) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def github(rules: Rules) -> Iterator[None]:
+def _rules(rules: Rules) -> Iterator[None]:
     ran.clear()
-    by_key = Rule(limits=[SlidingWindow("100/m", unit="tokens"), SlidingWindow("1/m", per="key")])
-    rules(github=Rule(retry=Retry(base=60.0, jitter=False)), keyed=by_key)
+    rules(
+        {"SECRETS": {"KEY": "s3cret"}},
+        github=Rule(retry=Retry(base=60.0, jitter=False)),
+        keyed=Rule(limits=[SlidingWindow("100/m", unit="tokens"), SlidingWindow("1/m", per="key")]),
+        r=Rule(retry=Retry(max_attempts=2, base=60.0, jitter=False)),
+        soon=Rule(retry=Retry(max_attempts=3, base=0.0, jitter=False)),
+    )
     yield
     ran.clear()
 
@@ -362,3 +386,414 @@ def test_a_chord_goes_on_when_all_of_its_calls_are_done() -> None:
     run_callqueue()
     assert sorted(ran, key=str) == [(1, 1), (2, 2), [2, 4]]
     assert result.get(timeout=1) == 6
+
+
+# --- As Celery's users know them
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.outcome")
+def outcome(what: str) -> Any:
+    return {
+        "hold": HoldUntil(60, "wait"),
+        "give up": GiveUp("no use"),
+        "later": RetryLater("not yet", after=1),
+        "done": Succeeded({"n": 1}),
+    }[what]
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.identity")
+def identity(value: Any) -> Any:
+    ran.append(value)
+    return value
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.fails")
+def fails(*args: Any) -> None:
+    raise ValueError("it broke")
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.errback")
+def queued_errback(task_id: str) -> None:
+    ran.append(("errback", task_id))
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.request", bind=True)
+def request_of(self: Any) -> dict[str, Any]:
+    names = ("id", "is_eager", "hostname", "eta", "expires", "correlation_id", "argsrepr", "lang",
+             "origin", "headers", "delivery_info", "properties", "traceparent")  # fmt: skip
+    return {name: self.request.get(name) for name in names}
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.exits", bind=True)
+def exits(self: Any, kind: str) -> None:
+    raise {"exit": SystemExit(3), "generator": GeneratorExit()}[kind]
+
+
+@shared_task(base=callqueue.QueuedTask, rule="soon", name="tests.known.silent", bind=True)
+def retries_in_silence(self: Any) -> str:
+    ran.append(self.request.retries)
+    if self.request.retries < 2:
+        self.retry(throw=False, countdown=0)
+    return "done"
+
+
+# --- Outcomes, with a result backend
+
+
+@pytest.mark.usefixtures("results")
+def test_an_outcome_is_the_calls_and_the_tasks_end(callqueue_clock: Clock) -> None:
+    given_up = outcome.apply_async(("give up",), link_error=queued_errback.s())
+    later = outcome.delay("later")
+    run_callqueue()
+    assert fresh(given_up.call).error_message == "no use"
+    with pytest.raises(TaskGaveUp, match="no use"):
+        current_app.AsyncResult(given_up.id).get(timeout=1)
+    assert ran == [("errback", given_up.id)]
+    assert current_app.AsyncResult(later.id).state == "RETRY"
+    run_callqueue(skip_waits=True)
+    assert fresh(later.call).status == fresh(given_up.call).status == Status.FAILED
+    with pytest.raises(TaskGaveUp, match="not yet"):
+        later.get(timeout=1)
+    held = outcome.delay("hold")
+    run_callqueue()
+    assert (fresh(held.call).status, Hold.objects.count()) == (Status.ERROR, 1)
+    assert current_app.AsyncResult(held.id).state == "RETRY"
+
+
+@pytest.mark.usefixtures("results")
+def test_succeeded_is_its_result_and_what_no_call_asked_for_is_the_outcome_itself() -> None:
+    result = chain(outcome.si("done"), identity.s()).apply_async()
+    run_callqueue()
+    assert result.get(timeout=1) == result.parent.get(timeout=1) == {"n": 1}
+    assert outcome("give up") == GiveUp("no use")
+    assert outcome.apply(("hold",)).get() == HoldUntil(60, "wait")
+
+
+@pytest.mark.parametrize("way", ["__call__", "run"])
+def test_a_call_of_the_tasks_own_changes_nothing(way: str) -> None:
+    class Own(callqueue.QueuedTask):
+        abstract = True
+
+        def __call__(self, *args: Any) -> Any:
+            ran.append("own")
+            return super().__call__(*args) if way == "__call__" else self.run(*args)
+
+    @shared_task(base=Own, rule="r", name=f"tests.known.own_{way}")
+    def own() -> Any:
+        return GiveUp("no use")
+
+    call = own.delay().call
+    run_callqueue()
+    assert (fresh(call).status, fresh(call).error_message) == (Status.FAILED, "no use")
+    assert (own(), ran) == (GiveUp("no use"), ["own", "own"])
+
+
+@pytest.mark.parametrize("kind", ["exit", "generator"])
+@pytest.mark.usefixtures("results")
+def test_a_task_that_exits_has_failed(kind: str, callqueue_clock: Clock) -> None:
+    result = exits.apply_async((kind,), link_error=queued_errback.s())
+    run_callqueue(skip_waits=True)
+    assert (fresh(result.call).status, fresh(result.call).failed_count) == (Status.FAILED, 2)
+    assert "Exit" in fresh(result.call).error_message
+    with pytest.raises(TaskExited):
+        result.get(timeout=1)
+    assert ran == [("errback", result.id)]
+
+
+def test_a_retry_that_is_not_raised_is_a_retry_and_what_is_released_has_not_started(
+    results: Any,
+) -> None:
+    result = retries_in_silence.delay()
+    run_callqueue()
+    assert ran == [0, 1, 2]
+    assert (result.state, result.result) == ("SUCCESS", "done")
+    result = identity.delay(1)
+    CallQueue.objects.update(status=Status.DISPATCHED)
+    assert result.state == "PENDING"
+
+
+# --- Ends that no run tells
+
+
+@pytest.mark.django_db(transaction=True)
+def test_get_of_what_was_revoked_or_is_unknown_says_so(results: Any) -> None:
+    result = identity.delay(1)
+    result.revoke()
+    with pytest.raises(TaskRevokedError, match="revoked"):
+        result.maybe_throw()
+    assert result.state == "REVOKED"
+    for waiting in (result, current_app.AsyncResult(result.id)):
+        with pytest.raises(TaskRevokedError):
+            waiting.get(timeout=1)
+    lost = identity.apply_async((1,), link_error=queued_errback.s())
+    CallQueue.objects.filter(pk=lost.call.pk).update(
+        status=states.UNKNOWN, finished_at_dt=timezone.now(), error_message="fell silent"
+    )
+    assert queued_result.tell("default", [lost.call.pk]) == 1
+    with pytest.raises(WorkerLostError, match="fell silent"):
+        current_app.AsyncResult(lost.id).get(timeout=1)
+    assert queued_result.tell("default", [lost.call.pk]) == 0
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("column", ["", "post", "celery_task"])
+@pytest.mark.parametrize("how", ["is cancelled", "expires", "fails"])
+def test_the_end_of_what_other_code_has_made_a_task_is_told(
+    results: Any, callqueue_clock: Clock, column: str, how: str
+) -> None:
+    """What is made goes by the data, whatever the column beside it says; so does who hears of it."""
+    result = identity.apply_async((1,), expires=90)
+    CallQueue.objects.update(method=column)
+    if how == "is cancelled":
+        CallQueue.objects.all().cancel()
+    elif how == "expires":
+        callqueue_clock.forward(minutes=2)
+    else:
+        params = {**result.call.call_data["params"], "name": "gone"}
+        CallQueue.objects.update(call_data={"method": "celery_task", "params": params})
+    run_callqueue(skip_waits=True)
+    assert fresh(result.call).finished_at_dt
+    assert not fresh(result.call).callback_pending
+    match = {"expires": "expired", "is cancelled": "revoked", "fails": None}[how]
+    with pytest.raises(TaskGaveUp if how == "fails" else TaskRevokedError, match=match):
+        current_app.AsyncResult(result.id).get(timeout=1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_other_code_has_made_something_else_is_no_task_any_more(results: Any) -> None:
+    result = identity.delay(1)
+    data = {"method": "get", "params": {**result.call.call_data["params"], "url": "http://x/"}}
+    CallQueue.objects.update(call_data=data)
+    CallQueue.objects.all().cancel()
+    assert not fresh(result.call).callback_pending
+    assert current_app.AsyncResult(result.id).state == "PENDING"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_result_backend_that_is_away_keeps_back_the_ends_of_tasks_alone(
+    results: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits to hear of another call that was announced with them hears of it."""
+    result = identity.delay(1)
+    request = {"method": "get", "params": {"url": "http://vendor.test/"}}
+    other = CallQueue.objects.send(request, callback="tests.echo")
+    monkeypatch.setattr(queued_result, "tell", Mock(side_effect=OSError("no route to host")))
+    CallQueue.objects.all().cancel()
+    assert fresh(result.call).callback_pending
+    assert not fresh(other).callback_pending
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_chord_fails_when_a_part_is_revoked(results: Any) -> None:
+    result = chord([identity.s(1), identity.s(2)])(total.s())
+    CallQueue.objects.order_by("pk")[0].cancel()
+    run_callqueue()
+    assert result.state == "FAILURE"
+    with pytest.raises((ChordError, TaskRevokedError)):
+        result.get(timeout=1)
+
+
+@pytest.mark.usefixtures("results")
+def test_the_end_of_a_task_with_a_secret_is_told() -> None:
+    result = identity.delay({"key": Secret("KEY"), "at": datetime(2026, 1, 2, tzinfo=UTC)})
+    current_app.conf.result_extended = True
+    try:
+        CallQueue.objects.update(status=Status.CANCELLED)
+        assert queued_result.tell("default", [result.call.pk]) == 1
+    finally:
+        current_app.conf.result_extended = False
+    with pytest.raises(TaskRevokedError):
+        current_app.AsyncResult(result.id).get(timeout=1)
+
+
+@pytest.mark.usefixtures("results")
+def test_a_message_that_cannot_be_read_keeps_no_other_end_back() -> None:
+    """Nor one of a task that this worker does not have."""
+    args = [{"__type__": "unheard of", "__value__": 1}]
+    bad = {"name": identity.name, "args": args, "headers": {"id": "7"}}
+    calls = [CallQueue.objects.send({"method": "celery_task", "params": bad}, rule="r")]
+    calls += [identity.delay(1).call, identity.delay(2).call]
+    params = {**calls[-1].call_data["params"], "name": "gone"}
+    gone = CallQueue.objects.filter(pk=calls[-1].pk)
+    gone.update(call_data={"method": "celery_task", "params": params})
+    CallQueue.objects.update(status=Status.CANCELLED)
+    assert queued_result.tell("default", [call.pk for call in calls]) == 2
+
+
+def test_what_a_run_has_told_is_not_told_again(results: Any, callqueue_clock: Clock) -> None:
+    result = fails.apply_async(link_error=queued_errback.s())
+    run_callqueue(skip_waits=True)
+    assert [one for one in ran if one[0] == "errback"] == [("errback", result.id)]
+    with pytest.raises(ValueError, match="it broke"):
+        result.get(timeout=1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_a_result_backend_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("callqueue.broker.send_beside", lambda *args, **how: told.append(args))
+    result = identity.delay(1)
+    result.revoke()
+    assert (told, fresh(result.call).callback_pending) == ([], False)
+
+
+@pytest.mark.usefixtures("results")
+def test_an_ignored_result_is_none_at_once_though_the_row_has_one() -> None:
+    result = identity.apply_async((1,), ignore_result=True)
+    assert (result.ignored, result.get()) == (True, None)
+    run_callqueue()
+    assert (result.get(), result.result) == (None, None)
+    assert result.call.attempts.get().response_body == "1"
+
+
+def test_get_with_the_rpc_backend_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = identity.delay(1)
+    monkeypatch.setattr(result, "backend", RPCBackend.__new__(RPCBackend))
+    with pytest.raises(NotImplementedError, match="rpc"):
+        result.get(timeout=1)
+
+
+# --- Canvas and options
+
+
+@pytest.mark.usefixtures("results")
+def test_errbacks_of_a_group_run() -> None:
+    jobs = group(outcome.si("give up"), outcome.si("give up"))
+    jobs.link_error(queued_errback.s())
+    result = jobs.apply_async()
+    run_callqueue()
+    assert sorted(ran) == sorted(("errback", child.id) for child in result.children)
+    with pytest.raises(TaskGaveUp):
+        result.get(timeout=1)
+
+
+def test_an_instant_in_a_chain_is_kept(callqueue_clock: Clock) -> None:
+    later = callqueue_clock.now() + timedelta(hours=1)
+    chain(identity.s(1), identity.s().set(eta=later)).apply_async()
+    run_callqueue()
+    assert ran == [1]
+    assert CallQueue.objects.new().get().due_at_dt == later
+    callqueue_clock.forward(hours=2)
+    run_callqueue()
+    assert ran == [1, 1]
+
+
+VALUES = [
+    b"\xff\x00", b"text", datetime(2026, 1, 2, 3, tzinfo=UTC), date(2026, 1, 2), time(3, 4),
+    Decimal("1.10"), uuid.UUID(int=7), {"deep": [Decimal(1), {"x": b"y"}]}, gettext_lazy("Yes"),
+]  # fmt: skip
+LOOKS = {"__type__": "decimal", "__value__": "1"}
+
+
+def test_the_values_that_celerys_messages_carry_are_arguments() -> None:
+    identity.apply_async((VALUES,), link=identity.si({"again": VALUES}))
+    identity.apply_async(kwargs={"value": [VALUES, Secret("KEY")]})
+    assert "s3cret" not in str(CallQueue.objects.order_by("-pk")[0].call_data)
+    run_callqueue()
+    assert sorted(ran, key=str) == sorted([VALUES, [VALUES, "s3cret"], {"again": VALUES}], key=str)
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    ("send", "why"),
+    [
+        (lambda: identity.delay({"a": [LOOKS]}), "__type__"),
+        (lambda: identity.apply_async((1,), link=identity.s(LOOKS)), "__type__"),
+        (lambda: identity.delay(nested(900)), "nested"),
+        (lambda: chain(identity.s(1), identity.s(Secret("KEY"))).apply_async(), "Secret"),
+        (lambda: identity.apply_async((1,), link_error=queued_errback.s(Secret("KEY"))), "Secret"),
+        (lambda: identity.apply_async((1,), headers={"key": Secret("KEY")}), "Secret"),
+        (lambda: identity.map([1]), "group"),
+        (lambda: identity.starmap([(1,)]), "group"),
+        (lambda: identity.chunks([(1,)], 1), "group"),
+    ],
+)
+def test_what_would_not_be_the_same_in_a_message_is_refused(
+    send: Callable[[], Any], why: str
+) -> None:
+    with pytest.raises(InvalidCall, match=why):
+        send()
+    assert not CallQueue.objects.exists()
+
+
+def test_data_that_looks_like_something_else_is_data() -> None:
+    named = {"$secret": "KEY"}
+    by_hand = {"name": identity.name, "args": [[LOOKS, named]]}
+    call = CallQueue.objects.send({"method": "celery_task", "params": by_hand}, rule="r")
+    chain(identity.si(named), identity.si([named])).apply_async()
+    run_callqueue()
+    assert (fresh(call).status, ran) == (Status.DONE, [[LOOKS, named], named, [named]])
+
+
+# --- Signals and the request
+
+
+def test_what_receivers_put_into_the_headers_reaches_the_request() -> None:
+    told: list[Any] = []
+
+    def before(sender: str, headers: Any, body: Any, properties: Any, **_: Any) -> None:
+        told.append((sender, headers["id"], headers["task"], body[0]))
+        headers["traceparent"] = "00-abc"
+        properties["app_id"] = "shop"
+
+    def after(sender: str, headers: dict[str, Any], **_: Any) -> None:
+        told.append((sender, CallQueue.objects.count()))
+
+    signals.before_task_publish.connect(before)
+    signals.after_task_publish.connect(after)
+    try:
+        result = request_of.apply_async(headers={"mine": 1})
+    finally:
+        signals.before_task_publish.disconnect(before)
+        signals.after_task_publish.disconnect(after)
+    name = request_of.name
+    assert told == [(name, result.id, name, ()), (name, 1)]
+    run_callqueue()
+    assert result.result["traceparent"] == "00-abc"
+    assert result.result["headers"] == {"mine": 1, "traceparent": "00-abc"}
+    assert result.result["properties"]["app_id"] == "shop"
+
+
+def test_the_request_has_celerys_fields(callqueue_clock: Clock) -> None:
+    eta = callqueue_clock.now() + timedelta(seconds=5)
+    given = {"argsrepr": "(a card)", "kwargsrepr": "{...}"}  # what stands for the arguments in logs
+    result = request_of.apply_async(
+        eta=eta, expires=600, priority=3, app_id="shop", throw=True, **given
+    )
+    without = request_of.delay().call.call_data["params"]["headers"]
+    assert given.items() <= result.call.call_data["params"]["headers"].items()
+    assert not given.keys() & without.keys()
+    callqueue_clock.forward(10)
+    run_callqueue()
+    told = result.result
+    assert told["is_eager"] is False
+    assert (told["id"], told["correlation_id"], told["lang"]) == (result.id, result.id, "py")
+    assert datetime.fromisoformat(told["eta"]) == eta
+    assert datetime.fromisoformat(told["expires"]) == result.call.expires_at_dt
+    assert (told["argsrepr"], told["delivery_info"]["priority"]) == ("(a card)", 3)
+    assert told["properties"]["app_id"] == "shop"
+
+
+def test_what_the_sender_does_not_state_is_as_the_decorator_says() -> None:
+    @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.urgent", priority=7)
+    def urgent(value: Any) -> Any:
+        return value
+
+    class Urgent(callqueue.QueuedTask):
+        abstract = True
+        priority = 6
+
+    @shared_task(base=Urgent, rule="r", name="tests.known.by_its_base")
+    def by_its_base(value: Any) -> Any:
+        return value
+
+    @shared_task(base=Urgent, rule="r", name="tests.known.less", priority=2)
+    def less(value: Any) -> None:
+        pass
+
+    chain(identity.s(1), urgent.s(), by_its_base.s(), less.s()).apply_async()
+    run_callqueue()
+    assert list(CallQueue.objects.order_by("pk").values_list("priority", flat=True)) == [0, 7, 6, 2]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from asgiref.sync import async_to_sync, sync_to_async
 from django.urls import reverse
 from django.utils import timezone
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf, control
+from callqueue import Breaker, Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, conf, control
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, IllegalTransition, InvalidCall, UnknownRule
 from callqueue.history import audit
@@ -429,3 +433,274 @@ def test_a_permit_that_waits_may_be_cancelled_and_gives_its_charge_back(
         pass_now(waiter)
     assert refused.value.until is None
     assert CallQueue.objects.cancelled().count() == 1
+
+
+# --- Held wrong, and ended as requests, loops and frameworks end them
+
+
+def test_one_permit_object_entered_twice_ends_what_each_entered(rules: Rules) -> None:
+    rules(r=Rule())
+    shared = callqueue.permit("r")
+
+    async def one(number: int, entered: asyncio.Event, leave: asyncio.Event) -> int:
+        async with both as permit:
+            entered.set()
+            await leave.wait()
+            permit.settle(number)
+            return permit.attempt_id
+
+    both = callqueue.apermit("r")
+
+    async def crossed() -> tuple[int, int]:
+        entered, leave = [asyncio.Event() for _ in "12"], [asyncio.Event() for _ in "12"]
+        tasks = []
+        for n in (0, 1):
+            tasks.append(asyncio.ensure_future(one(n + 1, entered[n], leave[n])))
+            await entered[n].wait()
+        leave[0].set()
+        first = await tasks[0]
+        open_now = await sync_to_async(
+            CallAttempt.objects.open().values_list("pk", flat=True).get
+        )()
+        assert open_now != first
+        leave[1].set()
+        return first, await tasks[1]
+
+    first, second = async_to_sync(crossed)()
+    assert CallAttempt.objects.get(pk=first).cost == 1
+    assert CallAttempt.objects.get(pk=second).cost == 2
+    with shared as outer, shared as inner:
+        assert outer.attempt_id != inner.attempt_id
+    assert not CallAttempt.objects.open().exists()
+
+
+def test_a_permit_is_left_once_and_by_any_thread(rules: Rules) -> None:
+    rules(r=Rule())
+    shared = callqueue.permit("r")
+    shared.__enter__()
+    shared._entered[:] = [("another thread", permit) for _, permit in shared._entered]
+    shared.__exit__(None, None, None)
+    assert not CallAttempt.objects.open().exists()
+    with pytest.raises(RuntimeError, match="more often"):
+        shared.__exit__(None, None, None)
+
+
+def test_what_cannot_be_decorated_is_refused_at_once() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def async_generator() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (generator, async_generator, classmethod(lambda cls: 1), 5):
+        with pytest.raises(TypeError, match="permitted"):
+            callqueue.permitted("r")(function)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="permitted"):
+        callqueue.permitted(lambda: 1)  # type: ignore[arg-type]
+
+
+def test_what_is_decorated_is_in_the_block_whatever_it_is(rules: Rules) -> None:
+    rules(r=Rule())
+
+    class Client:
+        @classmethod
+        @callqueue.permitted("r", label="class")
+        def of_class(cls) -> int:
+            return CallAttempt.objects.open().count()
+
+        @staticmethod
+        @callqueue.permitted("r")
+        def static() -> int:
+            return CallAttempt.objects.open().count()
+
+        @callqueue.permitted("r", key=lambda self: self.name)
+        async def method(self) -> int:
+            return await sync_to_async(CallAttempt.objects.open().count)()
+
+        async def __call__(self, _: int) -> int:
+            return await self.method()
+
+        name = "a"
+
+    assert Client.of_class() == Client.static() == 1
+    assert async_to_sync(Client().method)() == 1
+    partial = callqueue.permitted("r")(functools.partial(Client().__call__, 1))
+    assert async_to_sync(partial)() == async_to_sync(callqueue.permitted("r")(Client()))(1) == 2
+    with pytest.raises(TypeError, match="permitted"):
+        callqueue.permitted("r")(lambda: Client().method())()
+    assert not CallAttempt.objects.open().exists()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
+)
+def test_who_leaves_the_block_for_a_reason_of_his_own_tells_nothing_of_the_provider(
+    rules: Rules, error: type[BaseException]
+) -> None:
+    rules(r=Rule(breaker=Breaker(failures=2)))
+    for _ in range(3):
+        with pytest.raises(error), callqueue.permit("r"):
+            raise error
+    assert set(CallAttempt.objects.values_list("outcome", "error_message")) == {
+        ("gave up", error.__name__)
+    }
+    assert not Hold.objects.exists()
+
+
+def test_a_hold_is_laid_whatever_its_words_are_and_lasts_no_longer_than_the_rule_allows(
+    rules: Rules,
+) -> None:
+    rules(r=Rule())
+    with callqueue.permit("r", label="\0\ud800" + "x" * 300) as permit:
+        permit.hold(30, "why\0 \ud800" + "x" * 5000)
+    assert Hold.objects.get().reason.startswith("why ")
+    row = CallAttempt.objects.get()
+    assert row.outcome == "throttled" and len(row.call.path) == 100
+    Hold.objects.all().delete()
+    with callqueue.permit("r") as permit:
+        permit.hold(60, ValueError("out of credit"))  # type: ignore[arg-type]
+        permit.hold(90, None)  # type: ignore[arg-type]
+    assert Hold.objects.filter(reason="").exists()
+    for wrong in (-1, "30", float("nan"), None, True):
+        with pytest.raises(ValueError, match="hold"):
+            permit.hold(wrong)  # type: ignore[arg-type]
+    for until in (float("inf"), 1e300, 10**30):
+        Hold.objects.all().delete()
+        with callqueue.permit("r") as permit:
+            permit.hold(until, "for ever")
+        hold = Hold.objects.get()
+        assert hold.until is not None and (hold.until - hold.began_at).total_seconds() < 21700
+
+
+def test_a_rule_that_is_gone_by_the_time_of_the_block_is_named(rules: Rules) -> None:
+    """Settings that were changed in a running process, as tests do."""
+    rules(r=Rule(limits=[Concurrency(1)]), s=Rule())
+    before = callqueue.permit("r")
+    with before:
+        waiter = Waiter(Options("r").wanted())
+        waiter.step()
+        rules(s=Rule())
+        with pytest.raises(UnknownRule, match="'s'"):
+            pass_now(waiter)
+        waiter.withdraw()
+    with pytest.raises(UnknownRule, match="'s'"), before:
+        pytest.fail("without a rule")
+    assert not waiting_rows().exists() and not CallAttempt.objects.open().exists()
+
+
+def test_told_twice_or_too_late_changes_nothing(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r") as permit:
+        permit.sent()
+        permit.sent()
+    permit.sent()
+    row = CallAttempt.objects.get()
+    assert row.sent_at is not None and row.finished_at is not None
+    assert row.sent_at <= row.finished_at
+    with pytest.raises(InvalidCall):
+        permit.settle(-1)
+
+
+def test_an_interrupted_wait_leaves_nothing_charged(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with monkeypatch.context() as patch:
+        patch.setattr(Waiter, "_taken_up", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt), callqueue.permit("r"):
+            pytest.fail("interrupted")
+    with callqueue.permit("r", wait=0):
+        pass
+    assert not waiting_rows().exists()
+
+
+def test_a_process_that_stood_still_past_its_lease_takes_another_permit(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule())
+    real, lost = Waiter._taken_up, iter([1000.0, 0.0])
+
+    def stood_still(self: Waiter, begun: Any) -> Any:
+        job = real(self, begun)
+        job.lease_ends -= next(lost)
+        return job
+
+    monkeypatch.setattr(Waiter, "_taken_up", stood_still)
+    with callqueue.permit("r") as permit:
+        assert CallAttempt.objects.count() == 2
+    assert CallAttempt.objects.latest("pk").pk == permit.attempt_id
+
+
+# --- What it costs after all: never less is charged than was spent
+
+TOKENS = {
+    "window": SlidingWindow("100/h", unit="tokens"),
+    "bucket": TokenBucket("100/h", burst=100, unit="tokens"),
+    "tallied window": SlidingWindow("100/h", unit="tokens", per="key"),
+    "tallied bucket": TokenBucket("100/h", burst=100, unit="tokens", per="key"),
+}
+LIMITS = pytest.mark.parametrize("limit", TOKENS.values(), ids=TOKENS.keys())
+
+
+def tokens(count: int) -> Any:
+    return callqueue.permit("r", key="a", cost={"tokens": count}, wait=0)
+
+
+def free(least: int, most: int) -> bool:
+    """Whether so many tokens are free: `least` go now, and not `most`."""
+    with pytest.raises(NotNow), tokens(most):
+        pytest.fail("over the limit")
+    with tokens(least) as permit:
+        permit.settle({"tokens": 0})
+    return True
+
+
+@LIMITS
+def test_a_cost_told_again_and_again_is_charged_as_it_was_told_last(
+    rules: Rules, limit: Any
+) -> None:
+    rules(r=Rule(limits=[limit]))
+    with tokens(10) as permit:
+        permit.settle({"tokens": 90})
+    permit.settle({"tokens": 20})
+    permit.settle({"tokens": 60})
+    assert free(least=40, most=42)
+    permit.settle({"tokens": 30})
+    assert free(least=70, most=72)
+    assert free(least=70, most=72)
+    permit.settle({"tokens": 80})  # above the charge, and however late
+    assert free(least=20, most=22)
+
+
+@LIMITS
+def test_what_is_settled_in_a_block_that_outlives_its_lease_is_charged(
+    rules: Rules, limit: Any
+) -> None:
+    rules(r=Rule(limits=[limit]))
+    with travel() as clock:
+        context = callqueue.permit("r", key="a", cost={"tokens": 10}, lease=1)
+        permit = context.__enter__()
+        clock.forward(2)
+        recovery.recover("default")
+        assert CallAttempt.objects.get(pk=permit.attempt_id).outcome == "lost"
+        permit.settle({"tokens": 80})
+        context.__exit__(None, None, None)
+        assert free(least=20, most=23)
+        permit.settle({"tokens": 50})
+        assert free(least=50, most=53)
+
+
+def test_what_the_answer_adds_ages_from_the_answer(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/m", unit="tokens")]))
+    with travel() as clock:
+        with tokens(10) as permit:
+            permit.sent()
+            clock.forward(50)
+            permit.settle({"tokens": 90})
+        clock.forward(15)
+        assert free(least=20, most=25)  # what was sent has aged, what the answer added has not
+        permit.settle({"tokens": 95})
+        assert free(least=5, most=25)
+        clock.forward(50)
+        with tokens(100):
+            pass
