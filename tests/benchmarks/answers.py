@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.rates import raw_worker
 from tests.benchmarks.stage import Stage, has_ended, open_stage, quantiles, say, wait_until
 from tests.support.recorder import highest_in_window, most_at_once, used_share
 
@@ -145,17 +145,12 @@ class _Callqueue:
 
 class _Raw:
     def __init__(self, on: Stage) -> None:
-        queue = on.broker.queue("raw")
-        on.processes.environment.update(RAW_BROKER_URL=on.broker.url, RAW_QUEUE=queue)
-        command = [sys.executable, "-m", "celery", "--app", "tests.benchmarks.raw"]
-        command += ["worker", "--hostname", f"raw-{queue}@%h", "--without-gossip"]
-        command += ["--without-mingle", "--loglevel", "INFO", "--prefetch-multiplier", "1"]
-        command += ["--concurrency", str(SLOTS), "--queues", queue]
-        self.on, self.worker = on, on.processes.start("raw", command)
+        self.on = on
+        self.worker = raw_worker(on, SLOTS, "--loglevel", "INFO", "--prefetch-multiplier", "1")
         self.worker.wait_for_log(" ready.")
         from tests.benchmarks import raw
 
-        raw.app.conf.update(broker_url=on.broker.url, task_default_queue=queue)
+        raw.app.conf.update(broker_url=on.broker.url, task_default_queue=on.broker.queue("raw"))
         self.task = raw.call
 
     def send(self, rule: str, url: str) -> None:

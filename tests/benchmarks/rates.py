@@ -109,25 +109,9 @@ class Raw(Callqueue):
     name = "raw Celery + Session"
     servers = ("rabbitmq",)
 
-    def __init__(self, on: Stage) -> None:
-        super().__init__(on)
-        self.queue, self.url = on.broker.queue("raw"), on.vendor.url()
-        # With settings, Celery sets Django up, as in every Django project's workers. They are those of
-        # a project without callqueue, which would look for calls in these workers.
-        own = {"DJANGO_SETTINGS_MODULE": "django.conf.global_settings"}
-        own |= {"RAW_BROKER_URL": on.broker.url, "RAW_QUEUE": self.queue}
-        self.environment = {**os.environ, **own}
-
     def start(self) -> None:
-        others = self.stage.processes.environment
-        self.stage.processes.environment = {**others, **self.environment}
-        quiet = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
-        size = ["--concurrency", str(PROCESSES), "--queues", self.queue]
-        for number in range(WORKERS):
-            name = ["--hostname", f"raw{number}-{self.queue}@%h"]
-            celery = [sys.executable, "-m", "celery", "--app", "tests.benchmarks.raw", "worker"]
-            self.running.append(self.stage.processes.start("raw", [*celery, *name, *quiet, *size]))
-        self.stage.processes.environment = others
+        for _ in range(WORKERS):
+            self.running.append(raw_worker(self.stage, PROCESSES, "--loglevel", "WARNING"))
 
     def enqueue(self, count: int) -> None:
         self._by_itself("enqueue", count)
@@ -136,9 +120,31 @@ class Raw(Callqueue):
         return list(json.loads(self._by_itself("apart", count).splitlines()[-1]))
 
     def _by_itself(self, what: str, count: int) -> str:
-        command = [sys.executable, "-m", "tests.benchmarks.raw", what, self.url, str(count)]
-        options = {"cwd": ROOT, "env": self.environment, "stdout": subprocess.PIPE, "text": True}
-        return subprocess.run(command, check=True, **options).stdout
+        url = self.stage.vendor.url()
+        command = [sys.executable, "-m", "tests.benchmarks.raw", what, url, str(count)]
+        options = {"env": {**os.environ, **raw_environment(self.stage)}, "stdout": subprocess.PIPE}
+        return subprocess.run(command, check=True, cwd=ROOT, text=True, **options).stdout
+
+
+def raw_environment(stage: Stage) -> dict[str, str]:
+    """With settings, Celery sets Django up, as in every Django project's workers. They are those of a
+    project without callqueue, which would look for calls in these workers.
+    """
+    own = {"DJANGO_SETTINGS_MODULE": "django.conf.global_settings"}
+    return own | {"RAW_BROKER_URL": stage.broker.url, "RAW_QUEUE": stage.broker.queue("raw")}
+
+
+def raw_worker(stage: Stage, slots: int, *options: str) -> Any:
+    """A worker of the queue "raw"."""
+    queue, processes = stage.broker.queue("raw"), stage.processes
+    command = [sys.executable, "-m", "celery", "--app", "tests.benchmarks.raw", "worker"]
+    command += ["--hostname", f"raw{len(processes.started)}-{queue}@%h", "--queues", queue]
+    command += ["--without-gossip", "--without-mingle"]
+    before = processes.environment
+    processes.environment = {**before, **raw_environment(stage)}
+    worker = processes.start("raw", [*command, "--concurrency", str(slots), *options])
+    processes.environment = before
+    return worker
 
 
 ALL = {"callqueue": Callqueue, "workers": Workers, "run": Run, "raw": Raw}

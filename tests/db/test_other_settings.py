@@ -6,11 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from callqueue import Retry, Rule, SlidingWindow, database
-from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.ledger import ledger_time, ready_calls
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
@@ -156,16 +153,3 @@ def test_a_call_that_a_limit_of_another_release_would_admit_waits_for_it(
     other.leave()
     rules(r=larger)
     assert release() == [call]
-
-
-def test_calls_that_are_refused_for_one_reason_fail_in_one_statement(rules: Rules) -> None:
-    """Which only these settings' limit refuses. A pass holds its rules' locks meanwhile."""
-    rules(r=Rule(limits=[SlidingWindow("300/h", unit="tokens")]))
-    calls = [send("r", cost={"tokens": 200}) for _ in range(20)]
-    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens")]))
-    with CaptureQueriesContext(connection) as statements:
-        release()
-        assert make_pass("default", ["r"]).released == []
-    failing = [one for one in statements if "ever admits" in one["sql"]]
-    assert len(failing) == 1
-    assert {state(call) for call in calls} == {Status.FAILED}

@@ -407,11 +407,6 @@ def identity(value: Any) -> Any:
     return value
 
 
-@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.fails")
-def fails(*args: Any) -> None:
-    raise ValueError("it broke")
-
-
 @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.errback")
 def queued_errback(task_id: str) -> None:
     ran.append(("errback", task_id))
@@ -426,7 +421,9 @@ def request_of(self: Any) -> dict[str, Any]:
 
 @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.exits", bind=True)
 def exits(self: Any, kind: str) -> None:
-    raise {"exit": SystemExit(3), "generator": GeneratorExit()}[kind]
+    raise {"exit": SystemExit(3), "generator": GeneratorExit(), "error": ValueError("it broke")}[
+        kind
+    ]
 
 
 @shared_task(base=callqueue.QueuedTask, rule="soon", name="tests.known.silent", bind=True)
@@ -488,15 +485,18 @@ def test_a_call_of_the_tasks_own_changes_nothing(way: str) -> None:
     assert (own(), ran) == (GiveUp("no use"), ["own", "own"])
 
 
-@pytest.mark.parametrize("kind", ["exit", "generator"])
+@pytest.mark.parametrize("kind", ["exit", "generator", "error"])
 @pytest.mark.usefixtures("results")
-def test_a_task_that_exits_has_failed(kind: str, callqueue_clock: Clock) -> None:
+def test_a_task_that_exits_or_raises_has_failed_and_is_told_of_once(
+    kind: str, callqueue_clock: Clock
+) -> None:
     result = exits.apply_async((kind,), link_error=queued_errback.s())
     run_callqueue(skip_waits=True)
     assert (fresh(result.call).status, fresh(result.call).failed_count) == (Status.FAILED, 2)
-    assert "Exit" in fresh(result.call).error_message
-    with pytest.raises(TaskExited):
+    with pytest.raises(ValueError if kind == "error" else TaskExited) as raised:
         result.get(timeout=1)
+    assert ("it broke" if kind == "error" else "Exit") in fresh(result.call).error_message
+    assert kind != "error" or "it broke" in str(raised.value)
     assert ran == [("errback", result.id)]
 
 
@@ -618,14 +618,6 @@ def test_a_message_that_cannot_be_read_keeps_no_other_end_back() -> None:
     gone.update(call_data={"method": "celery_task", "params": params})
     CallQueue.objects.update(status=Status.CANCELLED)
     assert queued_result.tell("default", [call.pk for call in calls]) == 2
-
-
-def test_what_a_run_has_told_is_not_told_again(results: Any, callqueue_clock: Clock) -> None:
-    result = fails.apply_async(link_error=queued_errback.s())
-    run_callqueue(skip_waits=True)
-    assert [one for one in ran if one[0] == "errback"] == [("errback", result.id)]
-    with pytest.raises(ValueError, match="it broke"):
-        result.get(timeout=1)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -344,18 +344,6 @@ def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remot
         assert CallQueue.objects.new().count() == 1
 
 
-def test_a_pass_that_charges_a_permit_knows_that_it_is_open(rules: Rules) -> None:
-    """Else whoever waits for an answer takes the charge for one, and makes a pass in vain."""
-    rules(r=Rule(limits=[Concurrency(1)]))
-    with callqueue.permit("r"):
-        waiters = [new_waiter(), new_waiter()]
-        for one in waiters:
-            one.step()
-    look = release_pass.release("default", ["r"]).next_look
-    assert look.on_answer
-    assert look.open_attempts == look.untold_attempts == CallAttempt.objects.open().count() == 1
-
-
 def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:
     rules(r=Rule(), s=Rule())
     taken = partial(assert_call_sent, method="permit")
@@ -656,28 +644,20 @@ def free(least: int, most: int) -> bool:
 
 
 @LIMITS
-def test_a_cost_told_again_and_again_is_charged_as_it_was_told_last(
-    rules: Rules, limit: Any
-) -> None:
-    rules(r=Rule(limits=[limit]))
-    with tokens(10) as permit:
-        permit.settle({"tokens": 90})
-    permit.settle({"tokens": 20})
-    permit.settle({"tokens": 60})
-    assert free(least=40, most=42)
-    permit.settle({"tokens": 30})
-    assert free(least=70, most=72)
-    assert free(least=70, most=72)
-    permit.settle({"tokens": 80})  # above the charge, and however late
-    assert free(least=20, most=22)
-
-
-@LIMITS
-def test_what_is_settled_in_a_block_that_outlives_its_lease_is_charged(
+def test_a_cost_told_again_and_again_is_charged_as_it_was_told_last_however_late(
     rules: Rules, limit: Any
 ) -> None:
     rules(r=Rule(limits=[limit]))
     with travel() as clock:
+        with tokens(10) as permit:
+            permit.settle({"tokens": 90})
+        for told in (20, 60, 30):
+            permit.settle({"tokens": told})
+        assert free(least=70, most=72)
+        permit.settle({"tokens": 80})  # above the charge
+        assert free(least=20, most=22)
+        permit.settle({"tokens": 0})
+        # in a block that outlives its lease
         context = callqueue.permit("r", key="a", cost={"tokens": 10}, lease=1)
         permit = context.__enter__()
         clock.forward(2)

@@ -17,10 +17,8 @@ import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
-from callqueue.ledger import ready_calls
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.permits import waiting
-from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter, now
+from callqueue.permits.waiting import REST, REVIEW, Waiter, now
 from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import send
@@ -83,16 +81,6 @@ def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rul
     assert len(asked) == 1, "a look is one statement"
 
 
-def test_the_nearer_its_slot_the_sooner_the_first_makes_a_pass(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/30s")]))
-    with callqueue.permit("r"):
-        pass
-    first = waiter()
-    share = 30 / waiting.PART
-    assert REVIEW[0] < share < REVIEW[1]
-    assert 0.7 * share < until_next_pass(first) < 1.3 * share
-
-
 def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
     """Those of another key before it are blocked by that, and take nothing of the limit of all."""
     rules(r=Rule(limits=[SlidingWindow("3/10s"), SlidingWindow("1/h", per="key")]))
@@ -109,17 +97,6 @@ def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
         assert until_next_pass(one) < 2
         for other in waiters:
             other.withdraw()
-
-
-def test_one_that_may_be_granted_any_moment_looks_often(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/s")]))
-    with callqueue.permit("r"):
-        pass
-    one, behind = waiter(), waiter()
-    behind._opens_at = now()
-    pause = behind.step()
-    assert isinstance(pause, float) and pause <= LOOK
-    one.withdraw()
 
 
 @pytest.mark.parametrize("how", ["settled", "resumed", "cancelled ahead"])
@@ -159,26 +136,6 @@ def test_not_now_counts_what_the_permit_costs(rules: Rules) -> None:
         ahead.withdraw()
     assert timedelta(hours=1) <= until[1] < timedelta(hours=1.1)
     assert timedelta(hours=2) <= until[4] < timedelta(hours=2.2)
-
-
-def test_a_pass_for_a_permit_looks_at_no_call_that_goes_after_it(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("50/h")]))
-    for priority in (0, 0, 5):
-        send("r", priority=priority)
-    seen: list[Any] = []
-    real = ready_calls.first
-
-    def first(*args: Any, **how: Any) -> Any:
-        seen.extend(found := real(*args, **how))
-        return found
-
-    monkeypatch.setattr(ready_calls, "first", first)
-    with callqueue.permit("r", priority=1):
-        pass
-    assert [one.priority for one in seen] == [5, 1]
-    assert CallQueue.objects.new().count() == 3, "nobody is there to send them"
 
 
 def locked_out(*_: Any, **__: Any) -> release_pass.Pass:
