@@ -319,6 +319,13 @@ class RabbitMQ(Private):
             return True
         return False
 
+    def control(self, *arguments: str) -> None:
+        """rabbitmqctl, on this node."""
+        binary = Path(self.binary).with_name("rabbitmqctl")
+        command = [binary, "-n", f"callqueue{self.port}@localhost", *arguments]
+        options = {"env": self.environment(), "capture_output": True, "timeout": 60}
+        subprocess.run(command, check=True, **options)
+
     def close(self) -> None:
         self.kill()
         if self.mapper is not None:
