@@ -199,20 +199,6 @@ def test_dispensers_that_share_a_budget_release_it_once(rules: Rules) -> None:
     assert of_queues == {"e1": 7, "e2": 7}
 
 
-def test_a_record_says_how_many_attempts_were_no_longer_its_own(
-    rules: Rules, caplog: pytest.LogCaptureFixture
-) -> None:
-    rules(r=Rule())
-    for _ in range(3):
-        send("r")
-    jobs = claim.begin("default", released_by("r"))
-    CallAttempt.objects.filter(pk=jobs[0].attempt.id).update(lease_until=_past())
-    assert recovery.end_lost("default") == 1
-    caplog.set_level("INFO", "callqueue")
-    assert recorder.write("default", [answered(job) for job in jobs]) == 2
-    assert "attempt_refused attempts=1 " in caplog.text
-
-
 @pytest.mark.parametrize("end", ["undo", "void", "lost", "record"])
 def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: str) -> None:
     """The second attempt is on the wire: the first one's end is no reason for a third."""
@@ -561,16 +547,6 @@ def test_senders_of_a_unique_key_beside_its_end_make_at_most_one_more(rules: Rul
         assert len({call.pk for call in sent[1:] if call.pk != first.pk}) <= 1
         carriers = CallQueue.objects.filter(unique_key=key, status__in=states.UNFINISHED)
         assert carriers.count() <= 1
-
-
-def test_requeues_of_calls_with_one_unique_key_revive_one(rules: Rules) -> None:
-    rules(r=Rule())
-    calls = []
-    for _ in range(6):
-        calls.append(send("r", unique_key="order"))
-        calls[-1].cancel()
-    revive = [lambda pk=call.pk: CallQueue.objects.filter(pk=pk).requeue() for call in calls]
-    assert sum(together(*revive)) == CallQueue.objects.new().count() == 1
 
 
 def test_sends_of_the_same_unique_keys_in_another_order_do_not_deadlock(
