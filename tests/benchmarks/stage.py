@@ -143,7 +143,7 @@ def wait_until(is_so: Callable[[], bool], timeout: float, every: float = 0.02) -
 
 
 def has_ended() -> bool:
-    """Whether all that was sent has been recorded."""
+    """Whether all that was sent, and has arrived, has been recorded."""
     from callqueue.models import CallQueue
 
     rows = CallQueue.objects.order_by()

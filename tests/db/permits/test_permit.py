@@ -108,6 +108,15 @@ def test_a_permit_lays_a_hold_that_calls_and_permits_mind(rules: Rules, remote: 
     assert CallAttempt.objects.filter(outcome=CallAttempt.Outcome.THROTTLED).count() == 2
 
 
+def test_in_flight_is_what_is_in_the_block(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"), pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
+        pytest.fail("two at once")
+    assert refused.value.until is None
+    with callqueue.permit("r", wait=0):
+        pass
+
+
 def test_higher_priority_goes_first_and_equals_by_due_time(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     send("r")
