@@ -35,6 +35,8 @@ from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.permits import apart, waiting
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
 from callqueue.testing import run_callqueue
 from callqueue.transitions import Job
 from tests.support.behaviour import pass_that_commits_late
