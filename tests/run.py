@@ -68,7 +68,7 @@ ALIKE = [
 # What makes no statement that others of OWN_SQL do not make too: on SQLite, where the ledger's clock is
 # set, and not on MariaDB as well. `make faults` runs it there.
 LIKE_OTHERS = [
-    *of_db("backpressure known_room release_pass used_up", "dispatch/test_{}.py"),
+    *of_db("backpressure known_room release_pass", "dispatch/test_{}.py"),
     *of_db("test_transitions.py"),
 ]
 BESIDE, ALONE = 2, 3  # sessions at once, while some wait for processes, and after them
