@@ -140,7 +140,7 @@ ALL = (void_unbegun, end_lost, transitions.end_deferred, expire, fail_orphans)
 @dataclass(frozen=True)
 class Sign:
     at: datetime
-    newest: tuple[int, datetime] | None  # attempt then: its id, its release
+    newest: tuple[int, datetime, str] | None  # attempt then: its id, its release, its rule
     moved: int = 0  # how far the ledger was
 
 
@@ -156,7 +156,8 @@ def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = 
     if not rows.filter(pk=name).update(**said):
         row = tables.DispenserState(name=name, started_at=now, **said)
         rows.bulk_create([row], ignore_conflicts=True)
-    newest = tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
+    attempts = tables.attempts(using).order_by("-pk")
+    newest = attempts.values_list("pk", "released_at", "rule").first()
     return None if has_jumped else Sign(now, newest, reading.moved)
 
 
@@ -185,16 +186,28 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     if seen is None:
         is_recent = ledger_time.now(using) - last.at < memory(using)
         return not _has_attempt(using, last.newest) and is_recent
-    if seen >= last.at:
-        return False
     # The clock may have jumped when it was given, and it was put right once somebody knew: as what
     # was written while he was about it.
     by = ledger_time.moved(using) - last.moved
+    by = 0 if abs(by) < ledger_time.JUMPS else by  # somebody has come and agreed, no more
     right = last.at - max(0, by) * MICROSECOND - (MENDING if by else timedelta(0))
-    return bool(seen < right)
+    if seen < right:
+        return True
+    # So was an older one, perhaps, where a server's clock was set back with all that it knows.
+    return bool(by) and _has_lost_newest(using, last)
 
 
-def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:
+def _has_lost_newest(using: str, last: Sign) -> bool:
+    """Whether the attempt that was the newest then is gone, though nobody prunes what may count."""
+    if last.newest is None or _has_attempt(using, last.newest):
+        return False
+    _, released_at, rule = last.newest
+    book = settings.book_in_force(using)
+    window = tallies.counted_for(book).get(rule, tallies.MARGIN)
+    return ledger_time.now(using) - released_at < timedelta(microseconds=window)
+
+
+def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
     return attempt is not None and bool(
         tables.attempts(using).filter(pk=attempt[0], released_at=attempt[1]).exists()
     )

@@ -34,6 +34,7 @@ from callqueue.maintenance import cleanup, recovery
 from callqueue.models import (
     CallAttempt,
     CallQueue,
+    DispenserState,
     Hold,
     KeyTurn,
     LedgerState,
@@ -805,3 +806,34 @@ def test_what_went_before_the_clock_was_set_went_on_the_day_that_it_is_now(
     monkeypatch.setattr(server_clock, "ahead", timedelta(days=1))
     watched.look()
     assert sent_and_released(0)[0] == 0
+
+
+@pytest.mark.parametrize("since_beat", [0.5, 2.0, 4.0])
+@pytest.mark.parametrize("down", [3.0, 30.0])
+def test_a_server_that_was_set_back_with_its_clock_has_gone_back(
+    two_clocks: Clocks, since_beat: float, down: float
+) -> None:
+    """A virtual machine goes on from a snapshot. The sign of life that it remembers is from just
+    before the clock jumped, as one that was given by the wrong time.
+    """
+    own = conf.current().book
+    one, watch = Membership("default", "me", lambda: own), ledger_time.watch("default")
+    one.runs = True
+    one.heartbeat()
+    two_clocks.pass_by(since_beat)
+    watch.look()
+    remembered, then = list(DispenserState.objects.all()), two_clocks.wall
+    two_clocks.pass_by(3600)
+    watch.look()
+    assert released(two_clocks) > 0
+    one.heartbeat()
+    two_clocks.pass_by(0.4)
+    watch.look()
+    two_clocks.pass_by(down)
+    two_clocks.jump((then - two_clocks.wall).total_seconds())
+    CallAttempt.objects.all().delete()
+    for row in remembered:
+        row.save()
+    watch.look()
+    one.heartbeat()
+    assert Hold.objects.filter(source="restored").exists()
