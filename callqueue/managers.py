@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import models, router
+from django.db import models, router, transaction
 from django.db.models import Case, Value, When
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -88,8 +88,19 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
             changed.setdefault("ready", False if "status" in changed else POSTPONED)
         return super().update(**changed)
 
+    def bulk_create(self, objs: Iterable[CallQueue], *args: Any, **how: Any) -> list[CallQueue]:
+        """As Django's. With `update_conflicts`, due later is as with `update`."""
+        if "due_at_dt" not in (how.get("update_fields") or ()):
+            return super().bulk_create(objs, *args, **how)
+        self._for_write = True
+        with transaction.atomic(using=self.db):
+            made = super().bulk_create(objs, *args, **how)
+            self.filter(pk__in=[one.pk for one in made]).update(ready=POSTPONED)
+        return made
+
     requeue.alters_data = True  # type: ignore[attr-defined]
     update.alters_data = True  # type: ignore[attr-defined]
+    bulk_create.alters_data = True  # type: ignore[attr-defined]
     cancel.alters_data = True  # type: ignore[attr-defined]
 
 

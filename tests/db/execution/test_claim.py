@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery.utils.threads import LocalStack
+from django.db import connection
 from django.db.models import F
 
 from callqueue import Rule, SlidingWindow, conf, database, tasks
@@ -187,3 +188,22 @@ def test_a_call_that_waits_is_postponed_by_the_databases_clock(rules: Rules) -> 
         later = database.clock("default") + timedelta(hours=1)
         CallQueue.objects.filter(pk=call.pk).update(due_at_dt=later)
         assert not fresh(call).ready
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_what_an_upsert_postpones_waits_until_then(rules: Rules, is_released: bool) -> None:
+    rules(r=Rule())
+    call = send("r")
+    assert not is_released or release() == [call]
+    call.due_at_dt += timedelta(hours=1)
+    unique = ["id"] if connection.features.supports_update_conflicts_with_target else None
+    CallQueue.objects.bulk_create(
+        [call],
+        update_conflicts=True,
+        update_fields=["due_at_dt"],
+        unique_fields=unique,
+    )
+    if is_released:
+        assert executor.execute("default", attempts_of(call)) == 0
+    assert release() == []
+    assert fresh(call).status == Status.NEW and fresh(call).due_at_dt == call.due_at_dt
