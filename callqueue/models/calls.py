@@ -180,9 +180,15 @@ class CallQueue(Table):
         )
 
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **how: Any) -> None:
-        """As Django's. What is made due later waits until then, as with `update`."""
+        """As Django's; but of a row that is there, `status` and what else callqueue writes itself
+        are saved where `update_fields` names them: this instance may be from before the call was
+        released. What is made due later waits until then, as with `update`.
+        """
         using = how.get("using") or router.db_for_write(type(self), instance=self)
         fields = None if update_fields is None else {*update_fields}
+        if fields is None and not (self._state.adding or how.get("force_insert")):
+            every = {one.attname for one in self._meta.concrete_fields if one.editable}
+            fields = every - {"id", "status"} - self.get_deferred_fields()
         is_written = "due_at_dt" in (self.__dict__ if fields is None else fields)
         if self.pk is None or not is_written or not is_postponed(using, self.due_at_dt):
             super().save(*args, update_fields=fields, **how)

@@ -207,3 +207,25 @@ def test_what_an_upsert_postpones_waits_until_then(rules: Rules, is_released: bo
         assert executor.execute("default", attempts_of(call)) == 0
     assert release() == []
     assert fresh(call).status == Status.NEW and fresh(call).due_at_dt == call.due_at_dt
+
+
+def test_an_instance_from_before_the_release_does_not_release_the_call_again(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/s")]))
+    stale = send("r")
+    deferred = CallQueue.objects.only("rule").get(pk=stale.pk)
+    for one in (stale, deferred):
+        release()
+        one.priority = 3
+        one.save()
+        release()
+    executor.execute("default", all_attempts())
+    assert len(remote.requests) == 1
+    call = CallQueue.objects.get()
+    assert (call.status, call.priority, call.last_attempt) == (Status.DONE, 3, 1)
+    stale.save()
+    stale.status = Status.CANCELLED
+    stale.save(update_fields=["status"])
+    call.refresh_from_db()
+    assert call.status == Status.CANCELLED
