@@ -102,10 +102,13 @@ def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rule
 FORGED = [10**30, -(10**30), 2**63, 0, -1, "1", "x", None, 1.5, float("nan"), [], {}, "\0"]
 
 
+@pytest.mark.parametrize(("by", "begins"), [(3_600_000_000, False), (ledger_time.AGREED, True)])
 def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, by: int, begins: bool
 ) -> None:
-    """Its lease would be by the clock as it was, and be over before the call is sent."""
+    """Its lease would be by the clock as it was, and be over before the call is sent. Where a
+    process has come and agreed to ledger time, that is as it was.
+    """
     rules(r=Rule())
     call = send("r")
     release()
@@ -113,13 +116,13 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
     takes = claim.transitions.begin
 
     def moved_first(*given: Any) -> set[int]:
-        LedgerState.objects.update(moved=F("moved") + 3_600_000_000)
+        LedgerState.objects.update(moved=F("moved") + by)
         return takes(*given)
 
     monkeypatch.setattr(claim.transitions, "begin", moved_first)
-    assert not claim.begin("default", attempts_of(call))
-    assert not CallAttempt.objects.filter(started_at__isnull=False).exists()
-    assert fresh(call).status == Status.NEW, "and waits for another release"
+    assert bool(claim.begin("default", attempts_of(call))) is begins
+    assert CallAttempt.objects.filter(started_at__isnull=False).exists() is begins
+    assert begins or fresh(call).status == Status.NEW, "and waits for another release"
 
 
 def test_a_message_with_ids_that_no_database_takes_fails_no_other(
