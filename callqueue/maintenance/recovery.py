@@ -189,12 +189,11 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     # The clock may have jumped when it was given, and it was put right once somebody knew: as what
     # was written while he was about it.
     by = ledger_time.moved(using) - last.moved
-    by = 0 if abs(by) < ledger_time.JUMPS else by  # somebody has come and agreed, no more
     right = last.at - max(0, by) * MICROSECOND - (MENDING if by else timedelta(0))
     if seen < right:
         return True
     # So was an older one, perhaps, where a server's clock was set back with all that it knows.
-    return bool(by) and _has_lost_newest(using, last)
+    return abs(by) >= ledger_time.JUMPS and _has_lost_newest(using, last)
 
 
 def _has_lost_newest(using: str, last: Sign) -> bool:

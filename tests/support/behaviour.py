@@ -17,7 +17,7 @@ from callqueue import database
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, executor, judging, recorder, request, wire
-from callqueue.ledger.ledger_time import ROW
+from callqueue.ledger import ledger_time
 from callqueue.limits.kinds import SECOND
 from callqueue.models import CallAttempt, CallQueue, LedgerState
 
@@ -81,9 +81,10 @@ def send(rule: str = "default", path: str = "/", method: str = "post", **options
 
 
 def move_ledger(seconds: float) -> None:
-    """As if the clock was set by so much, in all, since the ledger began."""
+    """As if the clock was set by so much, in all, since the ledger began, and all knew of it."""
     moved = {"moved": round(seconds * SECOND)}
-    LedgerState.objects.update_or_create(pk=ROW, defaults=moved)
+    LedgerState.objects.update_or_create(pk=ledger_time.ROW, defaults=moved)
+    ledger_time.forget_readings(is_new=False)
 
 
 def run() -> int:
