@@ -20,7 +20,7 @@ from callqueue.execution.wire import Answer, Gate, Policy, Timeouts
 
 LOOPBACK = Policy(allowed_networks=("127.0.0.0/8", "::1/128"))
 PATIENT = Timeouts(connect=5, read=5, total=10)
-HURRIED = Timeouts(connect=5, read=5, total=0.3)
+HURRIED = Timeouts(connect=5, read=5, total=1.0)
 SECRET = "s3cr3t"
 
 
