@@ -147,13 +147,15 @@ class Judge:
             if not known or known[-1][1] != tokens:
                 known.append((now, tokens))
 
-    def note_holds(self, requests: list[Request], by: Process, now: int) -> None:
+    def note_holds(self, requests: list[Request], by: Process, now: int, longest: int) -> None:
         """Holds were just committed: those that answers asked for which this process has had. Where
-        several were told it may have laid the first only, so the others are judged by their own.
+        several were told it may have laid the first only: none lasts for longer than to `longest`.
         """
         told = [r for r in requests if r.process is by and r.told_at is not None and r.wants_rest]
         for request in told:
             until = (request.told_at or 0) + round(request.wants_rest * MICRO)
+            if until > longest + 2 * BENT and not self.was_set:
+                continue
             scope = self._scope(request)
             request.wants_rest = 0.0
             if scope is not None:

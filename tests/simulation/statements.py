@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.simulation.doors import START_US
 from tests.simulation.scheduler import MICRO, Process, Task
 
 if TYPE_CHECKING:
@@ -153,6 +154,12 @@ class Statements:
         commits = text == "COMMIT" and any(wrapper in noted for noted in judged)
         return Statement(_place(), text, commits)
 
+    def _longest_hold(self) -> int:
+        """Until when any lasts, in microseconds of the run."""
+        server, begin = self.world.stage.server, START_US + self.world.judge.calendar
+        found = server.ask("SELECT until FROM callqueue_hold WHERE until IS NOT NULL")
+        return max((server.instant(until) - begin for (until,) in found), default=0)
+
     def _note_end(self, process: Process, wrapper: Any, is_undone: bool) -> None:
         world, now = self.world, self.scheduler.now
         began = self._began.pop(wrapper, now)
@@ -177,7 +184,7 @@ class Statements:
             found = world.stage.server.ask(ended)
             world.judge.note_ends([(pk, _tokens(cost)) for pk, cost in found], now)
         if has_held and not is_undone:
-            world.judge.note_holds(world.provider.requests, process, now)
+            world.judge.note_holds(world.provider.requests, process, now, self._longest_hold())
         if has_ended and any(one.wants_rest for one in world.provider.requests):
             found = world.stage.server.ask(ANSWERED)
             world.judge.note_rests(world.provider.requests, {pk for (pk,) in found})
