@@ -186,7 +186,8 @@ class CallQueue(Table):
         """
         using = how.get("using") or router.db_for_write(type(self), instance=self)
         fields = None if update_fields is None else {*update_fields}
-        if fields is None and not (self._state.adding or how.get("force_insert")):
+        is_there = self.pk is not None and not self._state.adding and self._state.db == using
+        if fields is None and is_there and not how.get("force_insert"):
             every = {one.attname for one in self._meta.concrete_fields if one.editable}
             fields = every - {"id", "status"} - self.get_deferred_fields()
         is_written = "due_at_dt" in (self.__dict__ if fields is None else fields)

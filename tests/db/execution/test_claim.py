@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery.utils.threads import LocalStack
@@ -232,3 +233,7 @@ def test_an_instance_from_before_the_release_does_not_release_the_call_again(
     stale.save(update_fields=["status"])
     call.refresh_from_db()
     assert call.status == Status.CANCELLED
+    call.pk = None  # as Django's docs copy a row
+    call.idempotency_key = uuid4()
+    call.save()
+    assert fresh(call).status == Status.CANCELLED and CallQueue.objects.count() == 2
