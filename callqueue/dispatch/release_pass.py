@@ -378,8 +378,7 @@ def _watch(using: str) -> ledger_time.Watch:
     if not database.in_transaction(using):
         if watch.wants_look:
             watch.look()
-        if not watch.is_agreed:
-            watch.agree()
+        watch.agree()
     return watch
 
 

@@ -207,11 +207,13 @@ class Watch:
         """Say that ledger time stays as it is, where nobody has since this process came. Not in a
         transaction.
         """
-        if not self.is_agreed and self.last is not None:
-            # no lock: who holds the clock at this moment may go on
-            as_known = tables.ledger_state(self.using).filter(moved=self.last.moved)
-            if not as_known.update(moved=F("moved") + AGREED):
-                make_frame(self.using)
+        if self.is_agreed or self.last is None:
+            return
+        # no lock: who holds the clock at this moment may go on
+        as_known = tables.ledger_state(self.using).filter(moved=self.last.moved)
+        if not as_known.update(moved=F("moved") + AGREED):
+            make_frame(self.using)  # it may be the very first
+            as_known.update(moved=F("moved") + AGREED)
         self.look()
 
     @property

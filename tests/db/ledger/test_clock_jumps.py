@@ -455,6 +455,15 @@ def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
     assert released(two_clocks) == 20
 
 
+def test_the_first_of_all_has_agreed_before_its_first_pass(
+    two_clocks: Clocks, others: Others
+) -> None:
+    LedgerState.objects.all().delete()
+    others.be("first")
+    assert len(release("default", ["r"]).released) == 20
+    assert LedgerState.objects.get().moved == ledger_time.AGREED
+
+
 @pytest.mark.parametrize("jump", [-0.45, 0.45, 5, -3600])
 @pytest.mark.parametrize("drift", [0.3, -0.3])
 def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
