@@ -14,6 +14,7 @@ import pytest
 
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.celery_app import app
+from tests.support.brokers import Broker
 from tests.support.length import ONLY_AT_LENGTH
 from tests.support.processes import Processes
 from tests.support.recorder import Recorder, used_share
@@ -31,7 +32,10 @@ SETTINGS = """
 CALLQUEUE = {
     "ALLOWED_NETWORKS": ["127.0.0.0/8"],
     "LEASE": {"RELEASE": 5, "GRACE": 0.5},
-    "RULES": {"r": Rule(queues=ONE, limits=[SlidingWindow("50/s")], total_timeout=5)},
+    "RULES": {
+        "r": Rule(queues=ONE, limits=[SlidingWindow("50/s")], total_timeout=5),
+        "elsewhere": Rule(queues=OTHER, total_timeout=5),
+    },
 }
 """
 
@@ -41,14 +45,15 @@ def send(
     processes: Processes, vendor: Recorder, configure: Callable[[str], None]
 ) -> Callable[..., list[CallQueue]]:
     """Send POSTs to the vendor, each with a number of its own."""
-    configure(SETTINGS.replace("ONE", repr(processes.broker.queue("one"))))
+    one, other = (repr(processes.broker.queue(name)) for name in ("one", "other"))
+    configure(SETTINGS.replace("ONE", one).replace("OTHER", other))
     numbers = count()
 
-    def send(many: int, path: str = "/ok") -> list[CallQueue]:
+    def send(many: int, path: str = "/ok", rule: str = "r") -> list[CallQueue]:
         joint = "&" if "?" in path else "?"
         urls = [vendor.url(f"{path}{joint}n={next(numbers)}") for _ in range(many)]
         data = [{"method": "post", "params": {"url": url}} for url in urls]
-        return CallQueue.objects.send_many(data, rule="r")
+        return CallQueue.objects.send_many(data, rule=rule)
 
     return send
 
@@ -95,6 +100,21 @@ def test_all_calls_are_made_and_no_limit_is_exceeded(
         assert used_share(instants, 50, 1.0) >= 0.8
     assert processes.started[0].stop(60) == 0
     assert not releasing()
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_what_another_worker_consumes_is_published_to_it(
+    broker: Broker, processes: Processes, send: Callable[..., list[CallQueue]]
+) -> None:
+    first = processes.worker("one")
+    (own,) = send(1)
+    made_by(own)
+    processes.worker("other")
+    (theirs,) = send(1, rule="elsewhere")
+    (mine,) = send(1)
+    assert made_by(theirs) not in first.children()
+    assert made_by(mine) in first.children()
+    assert not CallAttempt.objects.filter(started_at=None).exists()
 
 
 def test_a_process_that_computes_leaves_it_to_another_and_all_to_a_dispenser(

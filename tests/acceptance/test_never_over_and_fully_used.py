@@ -120,12 +120,13 @@ def test_a_backlog_drains_at_the_limit_and_never_above_even_when_workers_come_la
 def test_processes_that_make_their_own_calls_share_a_limit(scene: Scene, has_others: bool) -> None:
     """Two of them, alone or beside a dispenser and its workers: one limit, and all of it."""
     scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("100/s")])')
-    scene.send(500, "/delay?s=0.05")
+    others = [scene.processes.run() for _ in range(2)]
     if has_others:
+        others.append(scene.processes.dispenser())
         scene.workers(1, 2)
-        scene.processes.dispenser()
-    for _ in range(2):
-        scene.processes.run()
+    for other in others:
+        other.wait_for_log(" all rules as ")
+    scene.send(500, "/delay?s=0.05")
     instants = scene.drain(60)
     never_over(instants, 100, 1.0)
     with on_a_quiet_machine():

@@ -307,8 +307,8 @@ def test_an_answer_before_the_request_is_whole_counts(
     policy, context = LOOPBACK, None
     if is_secure:
         policy, context = trusting(certificate), certificate.server
-    hurried = Timeouts(read=0.2)
-    with Peer(script, context=context) as peer, within(4):
+    hurried = Timeouts(read=0.6)
+    with Peer(script, context=context) as peer, within(8):
         for count in (1, 2):
             answer = call(peer.url(), data="x" * 20_000_000, timeouts=hurried, policy=policy)
             assert (answer.response.status_code, answer.response.text) == (413, "too large")
