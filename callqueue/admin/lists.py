@@ -55,11 +55,12 @@ class LongList(OwnList):
 
     def get_results(self, request: HttpRequest) -> None:
         matching, size = set[int](), self.list_per_page
-        for rows in self.places:
-            if len(matching) <= COUNTED:
-                matching.update(rows.values_list("pk", flat=True)[: COUNTED + 1])
-        is_more = len(matching) > COUNTED
-        pks = self._next(None if is_more else matching)
+        with database.by_index(self.queryset.db):
+            for rows in self.places:
+                if len(matching) <= COUNTED:
+                    matching.update(rows.values_list("pk", flat=True)[: COUNTED + 1])
+            is_more = len(matching) > COUNTED
+            pks = self._next(None if is_more else matching)
         if len(pks) > size:
             self.older = self.get_query_string({BEFORE: pks[size - 1]})
         self.newest = "" if self.before is None else self.get_query_string({})

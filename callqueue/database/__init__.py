@@ -50,6 +50,7 @@ from callqueue.database.statements import (
     Columns,
     again_after_deadlock,
     begins_with,
+    by_index,
     dialect,
     distinct_next,
     distinct_pairs,

@@ -298,6 +298,17 @@ def writing(using: str) -> Iterator[None]:
             raise OperationalError("the transaction was undone in between")
 
 
+@contextmanager
+def by_index(using: str) -> Iterator[None]:
+    """A transaction whose reads go by an index where there is one. PostgreSQL goes through the whole
+    table for rows that it takes for many, though they may all lie at its end.
+    """
+    with transaction.atomic(using=using):
+        if is_postgresql(using):
+            rows(using, "SELECT set_config('enable_seqscan', 'off', true)")
+        yield
+
+
 def _is_undone(connection: Any) -> bool:
     """Whether the transaction is, though nothing was raised: by an error that somebody has
     swallowed, or with its connection. Django would say that it is committed, and so would a server.
