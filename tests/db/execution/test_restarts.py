@@ -325,7 +325,7 @@ def test_a_soft_time_limit_strikes_at_every_moment(
 
 
 OTHERS = {
-    "postgresql": "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    "postgresql": "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
     "mysql": "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()",
 }
 
