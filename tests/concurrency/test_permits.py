@@ -432,7 +432,7 @@ def connected() -> int:
     """How many connections this process has to the database, by the server's word."""
     [(count,)] = database.rows(
         "default",
-        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
         " AND backend_type = 'client backend'"
         if connection.vendor == "postgresql"
         else "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE()",
