@@ -168,12 +168,14 @@ def test_failed_calls_are_asked_about_requeued_and_each_is_logged(
 
 
 def test_when_the_last_is_done_is_said_for_all_rules_together(rules: Rules, root: Client) -> None:
-    """Two rules share a limit of one a second: ten calls of each take twenty seconds."""
+    """Two rules share a limit of one a second: ten calls of each take twenty seconds. A third has its own."""
     shared = SlidingWindow("1/s", name="account")
-    rules(high=Rule(limits=[shared], priority=5), low=Rule(limits=[shared]), free=Rule())
+    quick = Rule(limits=[SlidingWindow("50/s")])
+    rules(high=Rule(limits=[shared], priority=5), low=Rule(limits=[shared]), quick=quick)
     for rule in ("high", "low"):
         for _ in range(10):
             ended(Status.FAILED, rule=rule)
+    ended(Status.FAILED, rule="quick")
     CallQueue.objects.filter(pk=ended(Status.FAILED).pk).update(rule="gone")
     said = ask(root, "requeue_calls", *CallQueue.objects.all()).context["ends"]
     assert len(said) == 2

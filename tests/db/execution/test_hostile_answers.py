@@ -233,7 +233,15 @@ def test_a_report_that_cannot_be_stored_is_stored_without_its_texts_or_keeps_no_
             raise error
         return columns
 
+    lay = recorder.holds.lay
+
+    def picky(*given: Any, reason: str, **more: Any) -> None:
+        if reason == "poison":
+            raise error
+        lay(*given, reason=reason, **more)
+
     monkeypatch.setattr(recorder, "_columns_of_attempt", refusing)
+    monkeypatch.setattr(recorder.holds, "lay", picky)
     monkeypatch.setattr(recorder.time, "sleep", lambda seconds: pytest.fail("waited"))
     with caplog.at_level("ERROR", "callqueue"):
         as_one_message()
@@ -243,7 +251,7 @@ def test_a_report_that_cannot_be_stored_is_stored_without_its_texts_or_keeps_no_
     bare = calls[1].attempts.get()
     assert (bare.outcome, bare.response_status) == (states.THROTTLED, 400)
     assert bare.response_headers == {} and "could not be stored" in bare.error_message
-    assert Hold.objects.filter(rule="r").exists()
+    assert "could not be stored" in Hold.objects.get(rule="r").reason
     failed = [one.facts["call_id"] for one in caplog.records if one.event == "record_failed"]
     assert failed == [calls[3].pk], "no form of it is taken"
 
