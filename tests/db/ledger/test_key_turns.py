@@ -97,9 +97,12 @@ def test_a_hold_on_a_key_ends_by_itself_or_where_other_code_takes_it_away(
     rules(r=Rule())
     control.pause("default", "r", key="paused")
     control.pause("default", "r", key="held", seconds=40)
-    for key in ("paused", "held", "free"):
+    control.pause("default", "r", key="soon", seconds=5)
+    for key in ("paused", "held", "soon", "free"):
         send("r", key=key)
     assert passes(1) == ["free"]
+    later(6)
+    assert passes(1) == ["soon"]
     Hold.objects.filter(until=None).delete()
     later(ready_calls.LIFTED / 1_000_000)
     assert passes(1) == ["paused"]
