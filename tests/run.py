@@ -72,7 +72,7 @@ LIKE_OTHERS = [
     *of_db("test_transitions.py"),
 ]
 BESIDE, ALONE = 2, 3  # sessions at once, while some wait for processes, and after them
-FEW = 3  # more than these are no accident of a busy machine
+FEW = 6  # more than these are no accident of a busy machine
 INTERRUPTED = 130
 NO_TESTS_COLLECTED = 5
 ORDER = ["failed", "passed", "skipped", "xfailed", "xpassed", "errors"]
