@@ -26,7 +26,7 @@ from callqueue import conf, events, texts
 from callqueue.dispatch.chores import HEARTBEAT, Chore
 from callqueue.dispatch.dispenser import Dispenser, name_of_process
 from callqueue.dispatch.publisher import MAKE_API_CALL
-from callqueue.execution import in_flight
+from callqueue.execution import process
 from callqueue.ledger import ledger_time
 from callqueue.look import alive
 from callqueue.maintenance import recovery
@@ -144,7 +144,7 @@ class Releaser:
             self._thread.join(LEAVING if seconds is None else min(LEAVING, seconds))
 
     def _is_over(self) -> bool:
-        return self._ends or in_flight.is_told_to_go()
+        return self._ends or process.is_told_to_go()
 
     def _may_not_release(self) -> bool:
         return self._is_over() or not self.seat.is_own()
@@ -192,7 +192,7 @@ class Releaser:
         try:
             dispenser.run(stop=self._stop)
             # Else another process of the worker goes on, by the same name.
-            if self._resigns or in_flight.is_told_to_go():
+            if self._resigns or process.is_told_to_go():
                 dispenser.leave()
         finally:
             self.is_releasing = False
@@ -313,4 +313,4 @@ signals.worker_ready.connect(_worker_is_ready, weak=False)
 signals.worker_shutdown.connect(_worker_has_ended, weak=False)
 signals.task_prerun.connect(_task_begins, weak=False)
 signals.task_postrun.connect(_task_ends, weak=False)
-in_flight.before_landing.append(_process_ends)
+process.before_landing.append(_process_ends)

@@ -38,9 +38,9 @@ REASONS = {
     "maintenance/cleanup.py:_cutoffs": "how long ended calls are kept; what counts, the ledger says",
     "execution/judging.py:_cut": OWN,
     "execution/request.py:_body": OWN,
-    "execution/in_flight.py:most": OWN,
+    "execution/process.py:most": OWN,
     "ledger/holds.py:_tell": "which queue's workers tell of it",
-    "execution/in_flight.py:_hand_on": OWN,
+    "execution/process.py:_hand_on": OWN,
     # A release that this process makes has its lease, wherever else it is looked at.
     "execution/claim.py:begin": OWN,
     "dispatch/release_pass.py:_attempts": OWN,

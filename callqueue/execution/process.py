@@ -1,6 +1,6 @@
-"""Calls in flight: a process goes on with the HTTP calls of its messages when their tasks have
-ended, so that a slow answer keeps no slot from other tasks. A process that is told to go, or has
-run as many tasks as it may, waits for them; where one dies, leases decide.
+"""This process and its calls in flight: it goes on with the HTTP calls of its messages when their
+tasks have ended, so that a slow answer keeps no slot from other tasks. A process that is told to
+go, or has run as many tasks as it may, waits for them; where one dies, leases decide.
 """
 
 from __future__ import annotations
