@@ -28,7 +28,7 @@ _BY_REASON = {
     "Neither of the two has to do with the other.": [
         "execution/flight.py Flight._turn: self.told = time.monotonic() ended = {id(job) for job, _ in list(self.crew.ended)} -> ended = {id(job) for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
         "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_be_given_back(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))",
-        "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.moved = time.monotonic() -> message.moved = time.monotonic() message.count += len(begun)",
+        "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.begun_at = time.monotonic() -> message.begun_at = time.monotonic() message.count += len(begun)",
         "execution/flight.py Flight._settle: self.boarding.remove(message) message.settled.set() -> message.settled.set() self.boarding.remove(message)",
         "execution/connection.py Connection._transmit: self.is_whole = self.is_resting = False # Ahead of the send: what strikes from outside, such as a task's time limit, must not find # it unmarked. gate.sent_at = now() -> gate.sent_at = now() self.is_whole = self.is_resting = False",
         "ledger/settings.py Party.heartbeat: rule_rows.ensure(self.using, self.book.rules if self.book else ()) now = ledger_time.now(self.using) -> now = ledger_time.now(self.using) rule_rows.ensure(self.using, self.book.rules if self.book else ())",
