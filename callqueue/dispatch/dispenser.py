@@ -83,7 +83,7 @@ class Listener:
             self._was_for_nothing = True
         return told
 
-    def has_served(self) -> None:
+    def note_served(self) -> None:
         self._was_for_nothing = False
 
     def disarm(self) -> None:
@@ -235,7 +235,7 @@ class Dispenser:
             return group.is_due(time.monotonic())
         room = self._room(self.maker)  # it looks at all that is in flight
         if is_short and room.is_more_than(group.left):
-            group.has_room()
+            group.note_room()
         return group.is_due(time.monotonic()) and room.most >= 1
 
     def _apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
@@ -314,7 +314,7 @@ class Dispenser:
         for group in self.groups.values():
             if group.rests and not ready.isdisjoint(group.rules):
                 group.wake()
-                self._listener.has_served()
+                self._listener.note_served()
 
     def _poll_answers(self) -> None:
         """Serve the groups at once that wait for an answer, where the ledger has news of them."""

@@ -195,7 +195,7 @@ class RuleGroup:
     def wake(self) -> None:
         self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
 
-    def has_room(self) -> None:
+    def note_room(self) -> None:
         """Whoever makes the calls has made some: a pass is wanted soon, for several together."""
         self.look_at = min(self.look_at, self.passed_at + TOGETHER)
 

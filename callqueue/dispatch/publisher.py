@@ -103,7 +103,7 @@ class Outbox:
             self.publish(self.using, messages)
         except BrokerAway as refusal:
             error = refusal
-        self._has_sent(group, error)
+        self._note_sent(group, error)
 
     def look(self, group: RuleGroup, within: float = 0.0) -> None:
         """Notice that what the group had published is done, or undone. Raises as `send` does."""
@@ -113,9 +113,9 @@ class Outbox:
         group.sending = None
         if sending.error is not None and not isinstance(sending.error, BrokerAway):
             raise sending.error
-        self._has_sent(group, sending.error)
+        self._note_sent(group, sending.error)
 
-    def _has_sent(self, group: RuleGroup, error: BrokerAway | None) -> None:
+    def _note_sent(self, group: RuleGroup, error: BrokerAway | None) -> None:
         if error is None:
             self.alone_until, self._away_since = -math.inf, None
         else:

@@ -19,9 +19,9 @@ from callqueue.database import (
     as_parameter,
     from_us,
     micros_sql,
+    part_sql,
     places,
     rows,
-    slot_sql,
 )
 from callqueue.ledger import ledger_time
 from callqueue.limits.kinds import SECOND
@@ -186,9 +186,9 @@ def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
     names = list(conf.current().rules)
     sent, ended = micros_sql(using, "a.sent_at"), micros_sql(using, "a.finished_at")
     due = f"({micros_sql(using, 'c.due_at_dt')} - {moved})"
-    start = slot_sql(using, "a.finished_at", 0, MINUTE_S * SECOND)
+    start = part_sql(using, "a.finished_at", 0, MINUTE_S * SECOND)
     each = (
-        f"SELECT a.rule AS rule, {start} AS slot, a.outcome AS outcome, "
+        f"SELECT a.rule AS rule, {start} AS part, a.outcome AS outcome, "
         f"{_bucket(f'{sent} - {due}')} AS waited, {_bucket(f'{ended} - {sent}')} AS took "
         f"FROM {tables.name(using, 'CallAttempt')} a "
         f"LEFT JOIN {tables.name(using, 'CallQueue')} c "
@@ -197,15 +197,15 @@ def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
         "AND a.finished_at > %s AND a.finished_at <= %s AND a.outcome <> %s"
     )
     sql = (
-        f"SELECT rule, slot, outcome, waited, took, COUNT(*) FROM ({each}) AS ended "
-        "GROUP BY rule, slot, outcome, waited, took"
+        f"SELECT rule, part, outcome, waited, took, COUNT(*) FROM ({each}) AS ended "
+        "GROUP BY rule, part, outcome, waited, took"
     )
     bounds = [as_parameter(using, from_us(instant)) for instant in (since, until)]
     found: Stretches = {}
-    for rule, slot, outcome, waited, took, many in rows(
+    for rule, part, outcome, waited, took, many in rows(
         using, sql, [*names, *bounds, states.VOIDED]
     ):
-        one = found.setdefault((rule, MINUTE_S, int(slot) * MINUTE_S), Sums())
+        one = found.setdefault((rule, MINUTE_S, int(part) * MINUTE_S), Sums())
         one.count(outcome, int(waited), int(took), int(many))
     return found
 

@@ -327,7 +327,7 @@ class BucketTallies(Tallies):
     def count(self, charged: Iterable[tuple[str, int]]) -> None:
         horizon, sealed = self.limit.horizon(self.now) - 1, self.kept.left
         empty_until = horizon + self.time_to_fill(self.limit.burst)
-        for value, ended, cost in tally_rows.by_slots(self.using, self.budget, horizon, sealed):
+        for value, ended, cost in tally_rows.by_parts(self.using, self.budget, horizon, sealed):
             tally = self.of(value)
             tally.full_at = max(tally.full_at or empty_until, ended) + self.time_to_fill(cost)
         for value, cost in charged:

@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 
 from callqueue import states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, instant_us, of_each, slot_sql, to_us
+from callqueue.database import as_parameter, from_us, instant_us, of_each, part_sql, to_us
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
 from callqueue.ledger import rule_rows, tallies
@@ -257,8 +257,8 @@ def _ends(
         for rule in budget.charging:
             count, grouped = "1", ""
             if _is_short(limit):
-                slot = slot_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
-                count, grouped = "COUNT(*)", f" GROUP BY {slot}"
+                part = part_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
+                count, grouped = "COUNT(*)", f" GROUP BY {part}"
             sql = (
                 f"SELECT {place}, MIN(finished_at), {count} FROM "
                 f"{tables.name(using, 'CallAttempt')} WHERE rule = %s AND finished_at > %s "

@@ -263,7 +263,7 @@ class Waiter:
         if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
             ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
         self.due_at = self.due_at or at
-        self._waits = self.pk is None or self._is_kept_alive(self.pk, self.due_at, until)
+        self._waits = self.pk is None or self._keep_alive(self.pk, self.due_at, until)
         if not self._waits:
             return None
         if self.pk is None:
@@ -329,7 +329,7 @@ class Waiter:
     def _give_up(self) -> Job:
         self.pk = self._settled()
         until, reason = self._expected()
-        if self.pk is not None and not self._is_forgotten(self.pk):
+        if self.pk is not None and not self._forget(self.pk):
             if (job := self._look()) is not None:
                 return job
             self._withdraw()
@@ -347,7 +347,7 @@ class Waiter:
 
     def _withdraw(self) -> None:
         pk = self._settled()
-        if pk is None or self._is_forgotten(pk) or transitions.cancel(self.using, [pk]):
+        if pk is None or self._forget(pk) or transitions.cancel(self.using, [pk]):
             return
         attempts = tables.attempts(self.using).open().filter(call_id=pk)
         begun = list(attempts.values_list("pk", flat=True))
@@ -378,7 +378,7 @@ class Waiter:
         assert pk is not None
         return pk
 
-    def _is_kept_alive(self, pk: int, due_at: datetime, until: datetime) -> bool:
+    def _keep_alive(self, pk: int, due_at: datetime, until: datetime) -> bool:
         """Say that the waiter lives; whether the permit still waits, and nobody has locked it."""
         said = [{"pk": pk, "due_at_dt": due_at, "ready": True, "expires_at_dt": until}]
         waits = f"t.status IN ({database.listed(states.WAITING)})"
@@ -414,8 +414,8 @@ class Waiter:
         )
         return Seen(*found[0]) if found else None
 
-    def _is_forgotten(self, pk: int) -> bool:
-        """The row goes, and leaves nothing. False where it was charged before."""
+    def _forget(self, pk: int) -> bool:
+        """Delete its row, which leaves nothing. False where it was charged before."""
 
         def work() -> bool:
             rows = tables.calls(self.using).filter(pk=pk)
