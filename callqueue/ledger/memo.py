@@ -2,8 +2,8 @@
 
 Known room is what a pass that counted left free; later ones take from it without counting. Nothing
 but what they took has been charged since, so they decide as the first would have. It is not
-believed where a cost may turn out to be more, where a hold was laid, or in another frame of ledger
-time; and known of limits per rule alone. Tallied limits need none.
+believed where a cost may turn out to be more, where a hold was laid, or where ledger time was moved
+since; and known of limits per rule alone. Tallied limits need none.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class KnownRoom:
     """What was free at an instant after which nothing was charged but what is taken off."""
 
     at: Us
-    moved: int  # the frame of ledger time
+    moved: int  # how far the ledger was then
     print: str  # of what budgets
     laid: Mapping[str, int]  # by rule, how many holds had been laid, of which none was in force
     free: Mapping[str, int]  # by budget

@@ -113,7 +113,7 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
     rules(r=Rule())
     call = send("r")
     release()
-    ledger_time.make_frame("default")
+    ledger_time.ensure_row("default")
     takes = claim.transitions.begin
 
     def moved_first(*given: Any) -> set[int]:
