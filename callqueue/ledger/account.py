@@ -433,7 +433,7 @@ def save(account: Account) -> None:
     """Write the tallies and what the next pass wants to know of them. Under the rules' lock."""
     for one in account.tallies.values():
         one.save()
-    account.memo.tallies = {name: one.remembered() for name, one in account.tallies.items()}
+    account.memo.tallies = {name: one.as_kept() for name, one in account.tallies.items()}
     account.memo.room = account.known()
     # what this pass released is missing from others' levels
     memo.forget_other_levels(account.memo, {budget.id for budget in account.budgets})

@@ -32,6 +32,7 @@ FULLEST = 20  # values of a budget per key that are shown at most
 SHORT = 5 * SECOND  # a window per key that is longer is tallied
 # one of other units than calls that is longer, and may hold more, is tallied
 SHORT_UNITS = 60 * SECOND
+SHORT_BUCKET = 60 * SECOND  # a bucket per key that takes longer to fill is tallied
 ROOMY = 1000  # as long as so much is free, nobody asks what has left
 # a tally is counted anew this long after it was, or after an eighth of its window if that is longer
 RECOUNT = 3600 * SECOND
@@ -65,6 +66,7 @@ class Tallies:
 
     @classmethod
     def suits(cls, limit: Limit) -> bool:
+        """Whether a limit of this kind may hold so much that it is tallied: see `is_tallied`."""
         if limit.is_keyed:
             return limit.period_us > SHORT
         return limit.capacity > COARSE and (limit.unit == "calls" or limit.period_us > SHORT_UNITS)
@@ -141,7 +143,8 @@ class Tallies:
             self._next_leave = max(self.until + 1, found)
         return self._next_leave
 
-    def remembered(self) -> dict[str, Any]:
+    def as_kept(self) -> dict[str, Any]:
+        """The fields of `Kept`, for the memo that the next pass reads."""
         values = {} if self.limit.is_keyed else {v: t.used for v, t in self.by_value.items()}
         return vars(self.kept) | {"values": values}
 
@@ -299,7 +302,7 @@ class BucketTallies(Tallies):
 
     @classmethod
     def suits(cls, limit: Limit) -> bool:
-        return limit.is_keyed and limit.window_us > 60 * SECOND
+        return limit.is_keyed and limit.window_us > SHORT_BUCKET
 
     def meter(self, value: str) -> Meter:
         return _BucketMeter(self, value)
@@ -308,7 +311,7 @@ class BucketTallies(Tallies):
         return self.now - LATE
 
     def looks_ahead_to(self, end: Us) -> Us:
-        return end
+        return end  # a bucket's meter says itself how far it fills meanwhile
 
     def take_away(self, value: str, ended: Us, cost: int) -> None:
         self._lower(value, ended, cost)
