@@ -62,7 +62,7 @@ class Seat:
         self._file = _file_without_name()  # it is open as long as the worker runs
         # shared: the number, when who has it said something, and whether that was that it computes
         self._said = memoryview(mmap.mmap(-1, 24)).cast("d")
-        self._own = -1.0
+        self._own_number = -1.0
 
     def take(self, *, is_idle: bool) -> bool:
         """Have it, if no process has, or one that computes or is silent has, and this `is_idle`."""
@@ -73,7 +73,7 @@ class Seat:
             if not (is_idle and is_left and self._lock(number)):
                 return False
             self._said[0] = number
-        self._own = number
+        self._own_number = number
         self.say(computes=not is_idle)
         return True
 
@@ -82,16 +82,16 @@ class Seat:
         return not self._said[1]
 
     def is_own(self) -> bool:
-        return self._own == self._said[0]
+        return self._own_number == self._said[0]
 
     def say(self, *, computes: bool) -> None:
         if self.is_own():
             self._said[2], self._said[1] = computes, time.monotonic()
 
     def leave(self) -> None:
-        if fcntl is not None and self._own >= 0:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, int(self._own))
-        self._own = -1.0
+        if fcntl is not None and self._own_number >= 0:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, int(self._own_number))
+        self._own_number = -1.0
 
     def _lock(self, number: float) -> bool:
         try:
@@ -226,18 +226,18 @@ def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
         host, _, rest = sign.name.partition(":")
         is_workers = sign.kind in (alive.WORKER, alive.BUSY) and sign.name != seat.name
         is_here = is_workers and host == texts.host() and sign.at <= latest
-        if is_here and not _runs(int(rest.split(":")[0]), seat.worker):
+        if is_here and not _is_running(int(rest.split(":")[0]), seat.worker):
             recovery.take_leave(using, sign.name)
 
 
-def _runs(pid: int, own: int) -> bool:
+def _is_running(pid: int, own_pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return pid != own
+    return pid != own_pid  # of an earlier worker that had the same one, as in a container
 
 
 # --- What Celery tells
@@ -246,7 +246,7 @@ _seat: Seat | None = None
 _releaser: Releaser | None = None
 
 
-def _own() -> Releaser | None:
+def _releaser_here() -> Releaser | None:
     return _releaser if _releaser is not None and _releaser.pid == os.getpid() else None
 
 
@@ -258,7 +258,7 @@ def _may_release() -> bool:
 
 def _begin() -> None:
     global _releaser
-    if _seat is not None and _own() is None and _may_release():
+    if _seat is not None and _releaser_here() is None and _may_release():
         _releaser = Releaser(str(CallQueue.objects.db_for_write), _seat)
 
 
@@ -290,19 +290,19 @@ def _worker_has_ended(**_: Any) -> None:
 
 def _task_begins(task_id: str, task: Any, kwargs: Any, **_: Any) -> None:
     """One that has HTTP calls made is soon done, or waits."""
-    own = _own()
+    own = _releaser_here()
     if own is not None and (task.name != MAKE_API_CALL or (kwargs or {}).get("here")):
         own.tasks[task_id] = time.monotonic()
 
 
 def _task_ends(task_id: str, **_: Any) -> None:
-    own = _own()
+    own = _releaser_here()
     if own is not None:
         own.tasks.pop(task_id, None)
 
 
 def _process_ends(seconds: float | None) -> None:
-    own = _own()
+    own = _releaser_here()
     if own is not None:
         own.end(seconds)
 

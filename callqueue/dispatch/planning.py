@@ -83,7 +83,7 @@ def plan(
 
 def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int:
     """Calls of cost 1, by `account.until`, by these of its queues; at most `most`."""
-    of_rule, of_queues = _own(account, rule)
+    of_rule, of_queues = _limits_in_calls(account, rule)
     for budget in of_rule:
         most = most_that_fits(account.meter(budget), account.until, most)
     if not of_queues:
@@ -97,7 +97,7 @@ def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int
 
 def opens(account: Account, rule: str, queues: Collection[str]) -> tuple[Us | None, Budget | None]:
     """When a call of cost 1 may go (None: after an answer), and the limit that says so."""
-    of_rule, of_queues = _own(account, rule)
+    of_rule, of_queues = _limits_in_calls(account, rule)
     ways = [
         max(
             (
@@ -126,7 +126,7 @@ def room_for(account: Account, call: Candidate, most: int) -> int:
     return most
 
 
-def _own(account: Account, rule: str) -> tuple[list[Budget], list[Budget]]:
+def _limits_in_calls(account: Account, rule: str) -> tuple[list[Budget], list[Budget]]:
     """The rule's own limits in calls: those per rule, and those per queue."""
     own = [one for one in account.book.budgets[rule] if one.limit.unit == "calls"]
     of_queues = [one for one in own if one.limit.is_per_queue]
