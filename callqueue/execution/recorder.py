@@ -71,7 +71,7 @@ def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int
         count, why = len(results) - len(kept), "the lease had ended before the record"
         events.emit("attempt_refused", attempts=count, reason=why)
     try:
-        _tell(using, kept)
+        _announce(using, kept)
     except (DatabaseError, InterfaceError) as error:
         # The ends are recorded: what is still owed of them is for a dispenser.
         why = type(error).__name__
@@ -195,7 +195,7 @@ def _instants(result: Result, reading: Reading) -> tuple[datetime | None, dateti
     return (result.sent_at + by if result.sent_at else None), result.ended_at + by
 
 
-def _tell(using: str, results: Sequence[Result]) -> None:
+def _announce(using: str, results: Sequence[Result]) -> None:
     ended = []
     for result in results:
         job, call, status = result.job, result.job.call, result.status
@@ -205,6 +205,6 @@ def _tell(using: str, results: Sequence[Result]) -> None:
             events.emit("attempt_failed", **job.facts, reason=result.error)
             continue
         callbacks.log(call.id, status, call.rule, result.why)
-        if transitions.is_owed(result):
+        if transitions.owes_announcement(result):
             ended.append((call.id, call.rule))
     callbacks.announce(using, ended)

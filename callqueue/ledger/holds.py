@@ -119,11 +119,11 @@ def lay(
 
     laid, until = transaction(using, work)
     if laid:
-        _tell(rules, scope, until, reason)
+        _announce(rules, scope, until, reason)
     return laid
 
 
-def _tell(
+def _announce(
     rules: Sequence[str], scope: Mapping[str, str], until: datetime | None, reason: str
 ) -> None:
     event = "rule_paused" if scope["source"] == tables.Hold.Source.OPERATOR else "rule_held"

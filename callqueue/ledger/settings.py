@@ -239,7 +239,7 @@ def _restated(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated
             return before, change(before, ledger_time.read(using))
 
     before, after = transaction.timed(using, once)
-    _tell(using, before, after)
+    _log_difference(using, before, after)
     return after
 
 
@@ -301,7 +301,7 @@ def _is_held(using: str, digest: str, now: datetime) -> bool:
     return bool(tables.dispensers(using).filter(digest=digest, seen_at__gt=lately).exists())
 
 
-def _tell(using: str, before: Stated, after: Stated) -> None:
+def _log_difference(using: str, before: Stated, after: Stated) -> None:
     if before.version == after.version:
         return
     found = disagreements(using, after.opinions)

@@ -39,7 +39,7 @@ REASONS = {
     "execution/judging.py:_cut": OWN,
     "execution/request.py:_body": OWN,
     "execution/process.py:most": OWN,
-    "ledger/holds.py:_tell": "which queue's workers tell of it",
+    "ledger/holds.py:_announce": "which queue's workers tell of it",
     "execution/process.py:_hand_on": OWN,
     # A release that this process makes has its lease, wherever else it is looked at.
     "execution/claim.py:begin": OWN,
