@@ -104,7 +104,7 @@ def record(
     """
     count = _of_their_workers(using, rows)
     if count < len(rows):
-        results = _standing(using, results, rows)
+        results = _only_written(using, results, rows)
     results = [_with_due_at(result, locked.reading) for result in results]
     ended = [columns_of_call(one, locked.wall) for one in results if _is_out(one, locked.calls)]
     database.update_each(tables.CallQueue, using, ended)
@@ -120,8 +120,8 @@ def _of_their_workers(using: str, rows: Sequence[Row]) -> int:
     return database.update_each(tables.CallAttempt, using, rows, is_open, unchanged="worker")
 
 
-def _standing(using: str, results: Sequence[Result], rows: Sequence[Row]) -> Sequence[Result]:
-    """The results whose attempts have ended so, by their own worker."""
+def _only_written(using: str, results: Sequence[Result], rows: Sequence[Row]) -> Sequence[Result]:
+    """Those of the results that are in their attempts' rows, written now or by an earlier try."""
     names = ("worker", "outcome", "error_message")
     ended = tables.attempts(using).filter(pk__in=[row["pk"] for row in rows])
     stored = {pk: said for pk, *said in ended.values_list("pk", *names)}
@@ -379,11 +379,11 @@ def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
         "error_message": result.why[:LONGEST_MESSAGE],
         "finished_at_dt": now if final else None,
         "first_sent_dt": result.job.call.first_sent_dt,
-        "callback_pending": final and is_owed(result),
+        "callback_pending": final and owes_announcement(result),
     }
 
 
-def is_owed(result: Result) -> bool:
+def owes_announcement(result: Result) -> bool:
     call, status = result.job.call, result.status
     return (
         bool(call.callback)
