@@ -22,7 +22,7 @@ from callqueue import conf, states
 from callqueue.admin.base import OwnAdmin, may, user_id
 from callqueue.admin.lists import RuleFilter, StatusFilter, number_in
 from callqueue.admin.rule_actions import rule_url
-from callqueue.admin.rule_page import ends
+from callqueue.admin.rule_page import done_in_words
 from callqueue.control import bulk
 from callqueue.history import errors
 from callqueue.look import look, words
@@ -212,5 +212,5 @@ def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
     done = [(rule.seconds(more=more[rule.name]), rule) for rule in seen]
     if done:
         seconds, last = max(done, key=lambda one: float("inf") if one[0] is None else one[0])
-        said.insert(0, f"{last.name}: {ends(last, seconds)}")
+        said.insert(0, f"{last.name}: {done_in_words(last, seconds)}")
     return said
