@@ -63,8 +63,8 @@ class CallQueueBackend(BaseTaskBackend):
         call = self._calls.send(
             {"method": METHOD, "params": params},
             rule=self._rule(task.queue_name),
-            key=self._asked("key", task, args, kwargs) or "",
-            cost=self._asked("cost", task, args, kwargs),
+            key=self._option("key", task, args, kwargs) or "",
+            cost=self._option("cost", task, args, kwargs),
             priority=int(task.priority),
             not_before=task.run_after,
         )
@@ -126,10 +126,10 @@ class CallQueueBackend(BaseTaskBackend):
             # work that is done is not done again because its value cannot be kept
             failure = GiveUp if has_returned else RetryLater
             # within the handler of the exception: Django's own listener logs its traceback
-            return self._ended(context, result, failure(_told(error)))
-        return self._ended(context, result, outcome)
+            return self._finish(context, result, failure(_text_of(error)))
+        return self._finish(context, result, outcome)
 
-    def _ended(self, context: Context, result: TaskResult[..., Any], outcome: Outcome) -> Outcome:
+    def _finish(self, context: Context, result: TaskResult[..., Any], outcome: Outcome) -> Outcome:
         """Tell the listeners of task_finished what will be recorded, if no more attempts follow."""
         is_last = isinstance(outcome, RetryLater) and context.is_last
         if is_last or isinstance(outcome, Succeeded | GiveUp):
@@ -151,7 +151,8 @@ class CallQueueBackend(BaseTaskBackend):
         rule: str | None = self.options.get("rules", {}).get(queue) or own
         return rule or self.options.get("rule")
 
-    def _asked(self, name: str, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
+    def _option(self, name: str, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
+        """What OPTIONS say of this call; None where they do not."""
         option = self.options.get(name)
         option = import_string(option) if isinstance(option, str) else option
         return option(task, args, kwargs) if callable(option) else option
@@ -246,7 +247,7 @@ def _error(message: str) -> TaskError:
     return TaskError(exception_class_path=path, traceback=message.partition("\n")[2] or message)
 
 
-def _told(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     kind = type(error)
     words = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")
     head = cleaned(words).replace("\n", " ")[:HEAD]

@@ -36,7 +36,7 @@ REASONS = {
     "maintenance/reconcile.py:queues_wanted": "rules whose hook it has",
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",
     "maintenance/cleanup.py:_cutoffs": "how long ended calls are kept; what counts, the ledger says",
-    "execution/judging.py:_cut": OWN,
+    "execution/judging.py:_cut_note": OWN,
     "execution/request.py:_body": OWN,
     "execution/process.py:most": OWN,
     "ledger/holds.py:_announce": "which queue's workers tell of it",
