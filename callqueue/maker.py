@@ -12,7 +12,7 @@ from celery import current_app
 from callqueue import broker, callbacks, clocks, conf
 from callqueue.dispatch import publisher
 from callqueue.dispatch.next_look import ROOMY, Room
-from callqueue.dispatch.release_pass import Begins, Begun
+from callqueue.dispatch.release_pass import Begun, Taker
 from callqueue.execution import claim, process, starvation
 from callqueue.handlers import HTTP_METHODS
 from callqueue.look.alive import RUN, WORKER
@@ -44,8 +44,8 @@ class Maker:
         most = 0 if starvation.pause.is_on else min(process.most(), self.flight.crew.most())
         return Room(most - http, min(most, HANDLED + hung) - len(handled))
 
-    def begins(self) -> Begins:
-        return Begins(claim.name_worker(), claim.READS, partial(take_off, self.using))
+    def taker(self) -> Taker:
+        return Taker(claim.name_worker(), claim.READS, partial(take_off, self.using))
 
     def leave(self) -> None:
         process.tell_to_go()
@@ -69,7 +69,7 @@ class WorkersMaker:
     def room(self) -> Room:
         return ROOMY
 
-    def begins(self) -> Begins | None:
+    def taker(self) -> Taker | None:
         """Who begins the next pass's first calls; None where this process has enough to do."""
         flight = process.flight_of(self.using)
         most = min(conf.current().in_workers - len(flight.under_way), flight.room())
@@ -78,7 +78,7 @@ class WorkersMaker:
         suits = cache(is_consumed)
         suits("")  # now: a router of the project's is not asked with the rules' rows locked
         take = partial(take_off, self.using)
-        return Begins(claim.name_worker(), claim.READS, take, suits, most)
+        return Taker(claim.name_worker(), claim.READS, take, suits, most)
 
 
 def take_off(using: str, begun: Begun) -> Callable[[bool], None]:

@@ -25,7 +25,7 @@ from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, Room, RuleGroup
 from callqueue.dispatch.publisher import DOUBT, Outbox, is_full
-from callqueue.dispatch.release_pass import Begins, Pass, release, tell_of_unfit
+from callqueue.dispatch.release_pass import Pass, Taker, release, tell_of_unfit
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
@@ -119,7 +119,7 @@ class Maker(Protocol):
     def room(self) -> Room:
         """How many calls may be released now."""
 
-    def begins(self) -> Begins | None:
+    def taker(self) -> Taker | None:
         """Who begins what the next pass releases, and makes it; None where nobody here does."""
 
 
@@ -251,11 +251,11 @@ class Dispenser:
 
     def _release(self, group: RuleGroup) -> Pass:
         """Run a pass, and have made or published what it released, once that is committed."""
-        begins = None if self.maker is None else self.maker.begins()
+        taker = None if self.maker is None else self.maker.taker()
         room = ROOMY if self.maker is None else self._room(self.maker)
-        group.unmade = begins.worker if begins is not None else ""
+        group.unmade = taker.worker if taker is not None else ""
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
-        done = self._pass(group, room=room, begins=begins)
+        done = self._pass(group, room=room, taker=taker)
         # What there is room for yet may stand behind what there was none for.
         group.left = NO_ROOM if done.released else room
         group.unmade = ""
@@ -274,8 +274,8 @@ class Dispenser:
         """What may be released now: while the broker is away, no more than this process makes."""
         if time.monotonic() >= self.outbox.alone_until:
             return maker.room()
-        begins = maker.begins()
-        return Room(begins.most or 0, 0) if begins is not None else NO_ROOM
+        taker = maker.taker()
+        return Room(taker.most or 0, 0) if taker is not None else NO_ROOM
 
     def _pass(self, group: RuleGroup, **options: Any) -> Pass:
         last = group.next_look.streak

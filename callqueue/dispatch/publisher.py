@@ -135,7 +135,7 @@ class Outbox:
             if not group.is_in_doubt:
                 continue
             with database.writing(self.using):
-                is_over = rule_rows.are_free(self.using, group.rules)
+                is_over = rule_rows.try_lock(self.using, group.rules)
             if not is_over:
                 continue
             if group.unmade:

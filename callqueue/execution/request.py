@@ -103,17 +103,17 @@ def make(job: Job) -> Result:
         why = str(error) if is_own else texts.worded(error)
         return scrubbed(judging.failed(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
-        return scrubbed(_made(job, params), ())
+        return scrubbed(_make(job, params), ())
     with at_work(values, call.method, job.params):
-        return scrubbed(_made(job, params), values)
+        return scrubbed(_make(job, params), values)
 
 
-def _made(job: Job, params: Mapping[str, Any]) -> Result:
+def _make(job: Job, params: Mapping[str, Any]) -> Result:
     job.gate = gate = SlotGate(job)
     try:
         if job.call.method in HTTP_METHODS:
-            return judging.of_answer(job, _requested(job, params, gate))
-        return judging.of_value(job, _handled(job, dict(params), gate))
+            return judging.of_answer(job, _send(job, params, gate))
+        return judging.of_value(job, _handle(job, dict(params), gate))
     except wire.Dropped as dropped:
         return _given_back(job, dropped)
     except BaseException as error:
@@ -130,7 +130,7 @@ def _given_back(job: Job, dropped: wire.Dropped) -> Result:
     return transitions.after_void(job, str(dropped))
 
 
-def _requested(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
+def _send(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
     rule = job.sound_rule
     timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
@@ -167,7 +167,7 @@ def _policy(job: Job) -> wire.Policy:
     )
 
 
-def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
+def _handle(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
     call, handler = job.call, find(job.call.method)
     if want := starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)

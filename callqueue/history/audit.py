@@ -93,7 +93,7 @@ def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Aud
     budgets = {budget.id: _Audited(budget) for budget in book.all_budgets()}
     of_rule: dict[str, list[_Audited]] = {}
     for audited in budgets.values():
-        for rule in audited.budget.charging:
+        for rule in audited.budget.charging_rules:
             of_rule.setdefault(rule, []).append(audited)
     flights = {rule for rule, listed in of_rule.items() if any(a.is_of_flights for a in listed)}
     count = 0
@@ -237,7 +237,7 @@ class Bucket(Tally):
 def _attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
     """The attempts of all rules by the end; the open ones that a worker has begun come last."""
     what = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
-    rules = {rule for budget in book.all_budgets() for rule in budget.charging}
+    rules = {rule for budget in book.all_budgets() for rule in budget.charging_rules}
     streams = [_ended(using, what, rule, cut) for rule in sorted(rules)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
     for row in _rows(using, what, "finished_at IS NULL AND started_at IS NOT NULL", []):

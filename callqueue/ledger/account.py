@@ -380,7 +380,7 @@ class Account:
         """No rule's attempts are read for the sake of a longer window of another's."""
         since: dict[str, Us] = {}
         for budget in budgets:
-            for rule in budget.charging:
+            for rule in budget.charging_rules:
                 since[rule] = min(self._since(budget), since.get(rule, self.now))
         found: dict[Us, list[str]] = {}
         for rule, instant in sorted(since.items()):
@@ -442,7 +442,7 @@ def save(account: Account) -> None:
 def _by_rule(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
     found: dict[str, list[Budget]] = defaultdict(list)
     for budget in budgets:
-        for rule in set(budget.charging):
+        for rule in set(budget.charging_rules):
             found[rule].append(budget)
     return found
 

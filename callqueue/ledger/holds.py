@@ -107,7 +107,7 @@ def lay(
     scope = {"per": per, "value": value, "source": source}
 
     def work(locked: Locked) -> tuple[bool, datetime | None]:
-        rule_rows.forget_room(using, ready_calls.lock(using, rules))
+        rule_rows.forget_room(using, rule_rows.lock(using, rules))
         until = None if lasts is None else locked.now + lasts
         laid = [
             _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)

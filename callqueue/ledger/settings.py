@@ -64,11 +64,11 @@ class Party:
             if self.digest != digest and not _is_held(self.using, self.digest, now):
                 gone.add(self.digest)  # the settings have changed
             comes = {} if digest in before.opinions else {digest: opinion}
-            after = _changed(self.using, before, comes, gone - {digest}, reading)
+            after = _change(self.using, before, comes, gone - {digest}, reading)
             rule_rows.ensure(self.using, {rule for one in after.opinions.values() for rule in one})
             return after
 
-        after = _restated(self.using, state)
+        after = _restate(self.using, state)
         self._own, self.digest = own, digest
         self.book = after.book(own)
         return self.book
@@ -101,10 +101,10 @@ class Party:
         def take_back(before: Stated, reading: Reading) -> Stated:
             if _is_held(self.using, self.digest, from_us(reading.at)):
                 return before
-            return _changed(self.using, before, {}, {self.digest}, reading)
+            return _change(self.using, before, {}, {self.digest}, reading)
 
         if self.book is not None:
-            _restated(self.using, take_back)
+            _restate(self.using, take_back)
             self.book = None
 
     def _silent(self, now: datetime) -> set[str]:
@@ -232,7 +232,7 @@ def forget_lapsed(using: str, now: datetime) -> None:
     transaction.untimed(using, work)
 
 
-def _restated(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
+def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
     def once() -> tuple[Stated, Stated]:
         with database.writing(using):
             before = _locked(using)
@@ -266,7 +266,7 @@ def _stated(using: str, at: int, rates: Mapping[str, str]) -> Stated:
     return Stated(at, opinions, lapsed, rates)
 
 
-def _changed(
+def _change(
     using: str,
     before: Stated,
     comes: Mapping[str, Opinion],

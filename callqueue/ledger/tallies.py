@@ -453,7 +453,7 @@ def counted_for(book: Book) -> dict[str, int]:
     """By rule: microseconds after its end in which a limit may count an attempt, and a minute."""
     longest = dict.fromkeys(book.budgets, 0)
     for budget in book.all_budgets():
-        for rule in budget.charging:
+        for rule in budget.charging_rules:
             longest[rule] = max(longest.get(rule, 0), _counted_by(budget.limit))
     return {rule: window + MARGIN for rule, window in longest.items()}
 

@@ -40,7 +40,7 @@ class Budget:
         return self.settings_id or self.id
 
     @property
-    def charging(self) -> list[str]:
+    def charging_rules(self) -> list[str]:
         """The rules that charge it, and those that did and still count."""
         return [*self.rules, *(name for name, _ in self.former)]
 

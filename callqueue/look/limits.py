@@ -228,7 +228,7 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us
     """From when each ages. One statement; a part of keys is found among all that mention it."""
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
-    found = charged.filter(rule__in=budget.charging).order_by()
+    found = charged.filter(rule__in=budget.charging_rules).order_by()
     if value:
         part = json.dumps({limit.per: value}, ensure_ascii=False, separators=(",", ":"))[1:-1]
         mentions = Q(key__contains=part)
@@ -254,7 +254,7 @@ def _ends(
         limit, since = budget.limit, budget.limit.horizon(account.now) - 1
         if is_whole and account.meter(budget).free and not _is_short(limit):
             continue
-        for rule in budget.charging:
+        for rule in budget.charging_rules:
             count, grouped = "1", ""
             if _is_short(limit):
                 part = part_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
@@ -287,7 +287,7 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
         return {}
     widths = {budget.id: _width(budget.limit.window_us) for budget in budgets}
     first = min(budget.limit.horizon(now) for budget in budgets) // SECOND
-    rules = {rule for budget in budgets for rule in budget.charging}
+    rules = {rule for budget in budgets for rule in budget.charging_rules}
     stored = tables.sums(using).filter(rule__in=rules, width__in=widths.values())
     by_rule: dict[tuple[str, int], list[tuple[Us, int]]] = {}
     columns = stored.filter(start__gt=first - sums.QUARTER_S).order_by("start")
@@ -297,7 +297,7 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
     return {
         budget.id: sorted(
             one
-            for rule in budget.charging
+            for rule in budget.charging_rules
             for one in by_rule.get((rule, widths[budget.id]), ())
             if one[0] > budget.limit.horizon(now)
         )

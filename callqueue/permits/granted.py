@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError
 
 from callqueue import database, events, states, tables, transitions
 from callqueue.execution import judging, recorder
-from callqueue.ledger import ready_calls, settings
+from callqueue.ledger import rule_rows, settings
 from callqueue.ledger.transaction import Locked, transaction, untimed
 from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.maintenance import breaker
@@ -196,6 +196,6 @@ def _forget_levels(using: str, rule: str) -> None:
     book = settings.book_in_force(using)
     group = book.groups.get(rule, ())
     if any(budget.limit.keeps_level for budget in book.group_budgets(group)):
-        memos = ready_calls.lock(using, group)
+        memos = rule_rows.lock(using, group)
         fresh = [{"pk": rule, "memo": {**memo, "levels": {}}} for rule, memo in memos.items()]
         database.update_each(tables.RuleState, using, fresh)

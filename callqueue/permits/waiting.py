@@ -21,7 +21,7 @@ from callqueue import clocks, conf, database, forecast, states, tables, transiti
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK
-from callqueue.dispatch.release_pass import Begins, OwnCall, Pass
+from callqueue.dispatch.release_pass import OwnCall, Pass, Taker
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.execution import claim, judging, recorder
 from callqueue.ledger import ledger_time, ready_calls, rule_rows
@@ -172,9 +172,9 @@ class Waiter:
         self._stands = False
 
     def _take_up(self, attempt_id: int) -> Job | None:
-        return self._taken_up(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
+        return self._accept(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
 
-    def _taken_up(self, jobs: Sequence[Job]) -> Job | None:
+    def _accept(self, jobs: Sequence[Job]) -> Job | None:
         if not jobs:
             return None
         (job,) = jobs
@@ -192,12 +192,12 @@ class Waiter:
     # --- its own passes
 
     def _pass(self) -> Job | None:
-        done = self._made_pass()
+        done = self._make_pass()
         if done is None:
             return self._look()
         if done.begun is not None:
             own, lease = done.begun, self.wanted.lease
-            return self._taken_up(claim.take_begun(self.using, own.rows, own.reading, lease))
+            return self._accept(claim.take_begun(self.using, own.rows, own.reading, lease))
         if self._waits is False:  # it waits no more, or somebody has locked its row
             self.passed_at, self._pause_of_pass = now(), LOOK
             return self._look()
@@ -207,7 +207,7 @@ class Waiter:
         self._end_overdue()
         return None
 
-    def _made_pass(self) -> Pass | None:
+    def _make_pass(self) -> Pass | None:
         """None where an earlier one, whose end was not known, has left a row."""
         using, wanted, before = self.using, self.wanted, self.pk
         if self._is_in_doubt and self.pk is None:
@@ -237,7 +237,7 @@ class Waiter:
                 book.groups[self.rule],
                 book,
                 last=self._streak,
-                begins=Begins(self.worker, claim.READS),
+                taker=Taker(self.worker, claim.READS),
                 maker=maker,
             )
             release_pass.tell_of_unfit(using, done)
@@ -267,7 +267,7 @@ class Waiter:
         if not self._waits:
             return None
         if self.pk is None:
-            self.pk = self._inserted(self.due_at, until)
+            self.pk = self._insert(self.due_at, until)
         if not self._is_passing and not self._stands:  # else a pass does, where keys take turns
             ready_calls.tell_of_keys(self.using, [self.pk])
         return self.pk
@@ -282,7 +282,7 @@ class Waiter:
             with database.writing(self.using):
                 at = database.clock(self.using)
                 over = at + timedelta(seconds=ALIVE)  # due when it has expired: never ready
-                self.due_at, self.pk = self.due_at or at, self._inserted(over, over, ready=False)
+                self.due_at, self.pk = self.due_at or at, self._insert(over, over, ready=False)
         with database.writing(self.using):
             stands = self._stand(database.clock(self.using)) is not None
         self._stands |= stands
@@ -358,13 +358,13 @@ class Waiter:
         """Its row, if it has one, once it is known what became of its last pass."""
         if self.pk is None and self._is_in_doubt:
             with database.writing(self.using):
-                if not rule_rows.are_free(self.using, [self.rule]):
+                if not rule_rows.try_lock(self.using, [self.rule]):
                     raise OperationalError("a permit's pass may be committed yet")
         return self._found() if self.pk is None else self.pk
 
     # --- its row among the calls, while it waits
 
-    def _inserted(self, due_at: datetime, expires_at: datetime, **more: Any) -> int:
+    def _insert(self, due_at: datetime, expires_at: datetime, **more: Any) -> int:
         columns = {
             **self.wanted.call,
             **more,

@@ -236,7 +236,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
     """Send these calls once more, those that the move may start from; the count. A call is left out
     while another unfinished call carries its unique key.
     """
-    count = untimed(using, lambda: _requeued(using, pks, move))
+    count = untimed(using, lambda: _requeue(using, pks, move))
     if count:
         events.emit("call_requeued", calls=count, first=pks[0])
     return count
@@ -244,7 +244,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
 
 def cancel(using: str, pks: Sequence[int]) -> int:
     """End these calls, those that no worker has begun; the count. Announced on commit."""
-    gone = untimed(using, lambda: _cancelled(using, pks))
+    gone = untimed(using, lambda: _cancel(using, pks))
     if gone:
         events.emit("call_cancelled", calls=len(gone), first=gone[0])
         transaction.on_commit(lambda: callbacks.tell(using, gone, states.CANCELLED), using=using)
@@ -272,7 +272,7 @@ def send_again(using: str, call: CallQueue, after: float) -> bool:
 
     def work() -> bool:
         is_unsettled = _unsettled(using, call).exists()
-        return is_unsettled and bool(_requeued(using, [call.pk], Move.RECONCILE, columns))
+        return is_unsettled and bool(_requeue(using, [call.pk], Move.RECONCILE, columns))
 
     if changed := untimed(using, work):
         events.emit("call_requeued", calls=1, first=call.pk)
@@ -298,7 +298,7 @@ def ended(status: int) -> dict[str, Any]:
 _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at": None}
 
 
-def _requeued(
+def _requeue(
     using: str, pks: Sequence[int], move: Move, columns: Mapping[str, Any] | None = None
 ) -> int:
     """NEW, with these columns; the count. No permits: the code that would make them has gone on."""
@@ -341,7 +341,7 @@ def _as_new() -> dict[str, Any]:
     }
 
 
-def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
+def _cancel(using: str, pks: Sequence[int]) -> list[int]:
     found = calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
     unbegun = unbegun_of(using, last) if last else []

@@ -24,7 +24,7 @@ MAKER = "whoever makes the call needs its rule: timeouts, hooks, what to retry"
 REASONS = {
     "ledger/settings.py:book_in_force": "joined with what all others hold",
     "dispatch/dispenser.py:Dispenser.__init__": "stated as its opinion, before it releases",
-    "permits/waiting.py:Waiter._made_pass": "joined with what all others hold",
+    "permits/waiting.py:Waiter._make_pass": "joined with what all others hold",
     # What is in force may have rules that these settings lack; those are somebody else's to judge.
     "maintenance/recovery.py:_to_end_here": "leaves to others what they know",
     "maintenance/recovery.py:_lost": MAKER,

@@ -26,7 +26,7 @@ from callqueue import Rule, SlidingWindow, broker, conf, database, tasks, texts,
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
-from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
+from callqueue.dispatch.release_pass import Begun, Taker, ensure_states, release
 from callqueue.exceptions import InvalidCall
 from callqueue.execution import claim, flight, process, recorder, request
 from callqueue.ledger import ledger_time
@@ -227,7 +227,7 @@ def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule_by_its_name_or_th
 def begin() -> list[Job]:
     """A pass of this process over rule r; the jobs that it has to make then."""
     ensure_states("default", ["r"])
-    begun = release("default", ["r"], begins=Begins("me", claim.READS)).begun
+    begun = release("default", ["r"], taker=Taker("me", claim.READS)).begun
     return [] if begun is None else claim.take_begun("default", begun.rows, begun.reading)
 
 
@@ -287,7 +287,7 @@ def test_what_is_composed_meanwhile_is_sent_and_recorded_once_it_is_begun_for_ce
     ensure_states("default", ["r"])
     send("r")
     with pytest.raises(OperationalError) if what == "is undone" else nullcontext():
-        release("default", ["r"], begins=Begins("me", claim.READS, take))
+        release("default", ["r"], taker=Taker("me", claim.READS, take))
     monkeypatch.undo()
     process.land(seconds=20)
     database.close_kept("default")

@@ -20,7 +20,7 @@ import callqueue
 from callqueue import Rule, SlidingWindow, database
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
+from callqueue.dispatch.release_pass import Begun, Taker, ensure_states, release
 from callqueue.execution import claim, flight, process, request
 from callqueue.ledger import rule_rows
 from callqueue.maintenance import recovery
@@ -83,7 +83,7 @@ def make_pass(worker: str, before_the_commit: Callable[[], Any] = lambda: None) 
         before_the_commit()
         return clear
 
-    release("default", ["r"], begins=Begins(worker, claim.READS, take))
+    release("default", ["r"], taker=Taker(worker, claim.READS, take))
 
 
 def test_a_call_is_under_way_though_an_undone_pass_had_one_of_its_number(
@@ -286,8 +286,8 @@ def test_who_ends_while_the_database_is_away_takes_back_what_is_perhaps_committe
     call, releases = send("r"), Dispenser(maker=Maker("default"))
     lose_what_became_of_its_commit(monkeypatch, releases)
     away = OperationalError("the database system is shutting down")
-    away_at_first = Mock(wraps=rule_rows.are_free, side_effect=[away, away, *[DEFAULT] * 99])
-    monkeypatch.setattr(rule_rows, "are_free", away_at_first)
+    away_at_first = Mock(wraps=rule_rows.try_lock, side_effect=[away, away, *[DEFAULT] * 99])
+    monkeypatch.setattr(rule_rows, "try_lock", away_at_first)
     stop = threading.Event()
     stop.set()
     releases.run(stop=stop)

@@ -193,7 +193,7 @@ def waiter_whose_pass_lost_its_answer(monkeypatch: pytest.MonkeyPatch) -> Waiter
     with monkeypatch.context() as cut:
         cut.setattr(release_pass, "release", with_its_answer_lost)
         with pytest.raises(OperationalError):
-            one._made_pass()
+            one._make_pass()
     return one
 
 
@@ -215,7 +215,7 @@ def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
                 patch.setattr(release_pass, "remember", Mock(side_effect=release_pass.Outdated))
             else:
                 patch.setattr(release_pass, "_lock", lambda *_: None)
-            one._made_pass()
+            one._make_pass()
         if is_undone:
             pass_now(one)
             pass_now(one)
