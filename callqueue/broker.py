@@ -167,12 +167,12 @@ def address(app: Any) -> str:
         return ""
     try:
         connection = app.connection_for_write()
-        return ";".join(map(_place, connection.alt or [connection.as_uri()]))
+        return ";".join(map(_without_credentials, connection.alt or [connection.as_uri()]))
     except (ImportError, ValueError):
         return ""
 
 
-def _place(url: str) -> str:
+def _without_credentials(url: str) -> str:
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if rest else scheme
 

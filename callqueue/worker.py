@@ -198,7 +198,9 @@ class Releaser:
             self.is_releasing = False
 
     def _is_outranked(self) -> bool:
-        """A database that is away is waited for by the dispenser, which says so."""
+        """Whether another is to release, once the dead of this host have left. A database that is
+        away is waited for by the dispenser, which says so.
+        """
         try:
             _bury_dead(self.using, self.seat, overdue=OVERDUE)
             return alive.is_outranked(self.using, self.kind, self.seat.name, releases=False)
@@ -256,7 +258,7 @@ def _may_release() -> bool:
     return bool(config.in_workers) and any(map(is_consumed, queues))
 
 
-def _begin() -> None:
+def _begin_releasing() -> None:
     global _releaser
     if _seat is not None and _releaser_here() is None and _may_release():
         _releaser = Releaser(str(CallQueue.objects.db_for_write), _seat)
@@ -270,7 +272,7 @@ def _worker_begins(**_: Any) -> None:
 def _process_begins(**_: Any) -> None:
     """The solo pool says so too, of the worker's own process."""
     if _seat is not None and _seat.worker != os.getpid():
-        _begin()
+        _begin_releasing()
 
 
 def _worker_is_ready(sender: Any, **_: Any) -> None:
@@ -278,7 +280,7 @@ def _worker_is_ready(sender: Any, **_: Any) -> None:
     from celery.concurrency.prefork import TaskPool
 
     if not isinstance(sender.pool, TaskPool) or get_start_method() != "fork":
-        _begin()
+        _begin_releasing()
 
 
 def _worker_has_ended(**_: Any) -> None:

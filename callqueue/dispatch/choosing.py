@@ -254,14 +254,14 @@ def _unfitness(call: Candidate, rule: str, book: Book) -> str | None:
         return str(error)
     for budget in book.settings.budgets[rule]:
         wanted = cost_of(call.cost, budget.limit.unit)
-        if wanted > budget.limit.capacity and not _admits(book, rule, budget, wanted):
+        if wanted > budget.limit.capacity and not _some_version_admits(book, rule, budget, wanted):
             limit = f"{budget.limit.unit} are more than {budget.limit.label} ever admits"
             return f"cost: {wanted} {limit}"
     return None
 
 
-def _admits(book: Book, rule: str, own: Budget, wanted: int) -> bool:
-    """Whether the limit would ever admit this as any dispenser has it, or counts something else."""
+def _some_version_admits(book: Book, rule: str, own: Budget, wanted: int) -> bool:
+    """Whether any dispenser's settings give this limit another unit, or as much as is wanted."""
     return any(
         wanted <= one.limit.capacity or one.limit.unit != own.limit.unit
         for one in book.budgets[rule]

@@ -168,7 +168,7 @@ class Trip:
         """Seconds that the next wait may take. TimeoutError where the total is used up."""
         left = self.ends - clock()
         if left <= 0:
-            raise TimeoutError(f"{self._whole()} is over")
+            raise TimeoutError(f"{self._last_bound()} is over")
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
@@ -181,9 +181,9 @@ class Trip:
         return waited
 
     def why_late(self, name: str, bound: float) -> str:
-        return self._whole() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
+        return self._last_bound() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
 
-    def _whole(self) -> str:
+    def _last_bound(self) -> str:
         if self.ends == self.gate.ends:
             return "the lease"
         return f"the total timeout of {self.timeouts.total:g} s"
@@ -307,7 +307,7 @@ class Connection(HTTPConnection):
                     raise Starved(want) from None
             late = isinstance(error, TimeoutError)
             if self._is_unsent or (late and not wait_for_read(sock, 0)):
-                why = f"not done within {self._late}" if late else reason_of(error)
+                why = f"not done within {self._why_late}" if late else reason_of(error)
                 raise Failed(f"sending to {self._name} failed: {why}") from None
 
     def _push(self, trip: Trip, data: memoryview) -> None:
@@ -334,7 +334,7 @@ class Connection(HTTPConnection):
             self.timeout = self.trip.left(self.trip.timeouts.read)  # which urllib3 sets
             return super().getresponse()
         except TimeoutError:
-            raise Failed(f"no answer from {self._name} within {self._late}") from None
+            raise Failed(f"no answer from {self._name} within {self._why_late}") from None
         except ConnectionError:  # http.client.RemoteDisconnected is one
             raise Failed(f"{self._name} closed the connection without an answer") from None
         except (Flooded, OSError) as error:
@@ -360,7 +360,7 @@ class Connection(HTTPConnection):
         return str(Place("", self.host, self.port))
 
     @property
-    def _late(self) -> str:
+    def _why_late(self) -> str:
         return self.trip.why_late("read", self.trip.timeouts.read)
 
     @property
@@ -422,7 +422,7 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
     """Families and socket addresses of a host. Refused where one of them may not be called."""
     address = literal_address(host)
     if address is None:
-        found = _looked_up(host, port, trip)
+        found = _resolve(host, port, trip)
     else:
         found = socket.getaddrinfo(
             str(address), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -435,7 +435,7 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
     return places
 
 
-def _looked_up(host: str, port: int, trip: Trip) -> list[Any]:
+def _resolve(host: str, port: int, trip: Trip) -> list[Any]:
     # getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs. Those
     # of one name are bounded in number, and keep no other name from being tried.
     ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)

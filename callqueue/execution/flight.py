@@ -84,7 +84,7 @@ class Clearance:
         self._given, self._heard = threading.Event(), threading.Event()
 
     def wait(self) -> bool:
-        """Whether they are, once that is known."""
+        """Whether the jobs are begun, once that is known."""
         self._given.wait()
         self._heard.set()
         return self._is_begun
@@ -163,7 +163,7 @@ class Flight:
         they need.
         """
         most = min(self.most(), self.crew.most())
-        return 0 if starvation.pause.is_on else int(max(0, most - len(self.under_way)))
+        return 0 if starvation.shortage.is_on else int(max(0, most - len(self.under_way)))
 
     def land(self, *, seconds: float | None) -> None:
         """Wait until nothing is in flight, or nothing can be any more."""
@@ -336,7 +336,7 @@ class Flight:
 
 
 def _is_begun(job: Job) -> bool:
-    """Whether it is, once that is known."""
+    """Whether the job is begun, once that is known."""
     return job.clearance is None or bool(job.clearance.wait())
 
 

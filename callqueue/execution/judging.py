@@ -68,7 +68,7 @@ def unfit(job: Job) -> Result:
     if job.unfit == claim.NEWER:
         return transitions.after_void(job, job.unfit, job.wall(job.now()) + ELSEWHERE)
     if job.unfit == claim.STARVED:
-        starvation.pause.begin(claim.STARVED)
+        starvation.shortage.begin(claim.STARVED)
         return transitions.after_void(job, claim.STARVED)
     given_up = transitions.after_giving_up(job, job.unfit or "", states.VOIDED)
     return given_up.at(job.now(), Mono(0.0))

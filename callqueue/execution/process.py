@@ -43,9 +43,9 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     try:
         flight = flight_of(using)
     except (RuntimeError, MemoryError) as error:
-        starvation.pause.begin(str(error))
+        starvation.shortage.begin(str(error))
         _give_back(using, attempt_ids)
-        starvation.pause.rest(patience(task))  # others have its messages meanwhile
+        starvation.shortage.rest(patience(task))  # others have its messages meanwhile
         return 0
     message = flight.board(attempt_ids, patience(task))
     if message.error is not None:
@@ -61,7 +61,7 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     """In the task itself, whose time limits may strike them; the count of those begun."""
-    starvation.pause.rest(patience(task))
+    starvation.shortage.rest(patience(task))
     if not most():
         _give_back(using, attempt_ids)
         return 0

@@ -126,7 +126,7 @@ def _make(job: Job, params: Mapping[str, Any]) -> Result:
 def _given_back(job: Job, dropped: wire.Dropped) -> Result:
     """Nothing was sent. Where this process is to blame, it takes no other call for a while."""
     if isinstance(dropped, Starved):
-        starvation.pause.begin(str(dropped))
+        starvation.shortage.begin(str(dropped))
     return transitions.after_void(job, str(dropped))
 
 
@@ -138,7 +138,7 @@ def _send(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
     params, policy = _with_idempotency_key(job, given), _policy(job)
     answer = wire.request(job.call.method, params, policy=policy, timeouts=timeouts, gate=gate)
     if answer.starved:
-        starvation.pause.begin(answer.error)
+        starvation.shortage.begin(answer.error)
     if answer.sent_at is not None:
         read_at = clocks.monotonic()
         came_at = read_at if gate.answered_at is None else gate.answered_at

@@ -29,7 +29,7 @@ SPARE, SPARE_SHARE = 64, 1 / 8
 _WANTS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-class Pause:
+class Shortage:
     def __init__(self) -> None:
         self._until = self._said = -math.inf
         self._seconds = FIRST
@@ -56,7 +56,7 @@ class Pause:
         time.sleep(max(0.0, left if most is None else min(left, most)))
 
 
-pause = Pause()
+shortage = Shortage()
 
 
 def most() -> float:

@@ -143,7 +143,7 @@ def _prepared_url(url: str) -> str | None:
     return prepared.url
 
 
-def _judged(url: str, policy: Policy) -> Place:
+def _checked_place(url: str, policy: Policy) -> Place:
     try:
         place = place_of(url)
     except Unreadable as error:
@@ -297,7 +297,7 @@ _session.mount("https://", _Adapter(max_retries=0))
 def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> None:
     """The request and its answer, body read. Whatever is raised, `answer` says how far this got."""
     url = prepared.url or ""
-    here.place, here.trip = _judged(url, trip.policy), trip
+    here.place, here.trip = _checked_place(url, trip.policy), trip
     began = now()
     try:
         # a test may have put an adapter in ours' place

@@ -49,7 +49,9 @@ class Memo:
         kept: Mapping[str, tuple[int, Mapping[str, Any]]],
         settings: int,
     ) -> Memo:
-        """By rule, the passes that there were, and the memo. `settings`: the version in force."""
+        """The memo of a group; an empty one where the kept is not believed. `kept`: by rule, the
+        passes that there were, and the memo. `settings`: the version in force.
+        """
         stored = kept[min(group)][1] if min(group) in kept else {}
         version = {rule: passes for rule, (passes, _) in kept.items()}
         own = name_of(group, settings)

@@ -85,7 +85,7 @@ def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     """Seconds until so many calls have passed all of these gates; None where nobody can say."""
     taken = 0.0
     for _ in range(TURNS):
-        found = _passed(list(_with_incoming(gates, taken)), calls, now)
+        found = _seconds_to_pass(list(_with_incoming(gates, taken)), calls, now)
         if found is None or found - taken <= max(0.01, taken / 100):
             return found
         if not any(gate.incoming for gate in gates):
@@ -96,7 +96,7 @@ def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     return None
 
 
-def _passed(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
+def _seconds_to_pass(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     # of each gate the whole periods, and then the others for what is left
     longest = 0.0
     for gate in gates:
@@ -109,7 +109,7 @@ def _passed(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
         start, share = gate.last_period(gate.amount(calls), now)
         if start:
             others = [other.at(start, now) for other in gates if other is not gate]
-            rest = _passed(others, calls * share, now)
+            rest = _seconds_to_pass(others, calls * share, now)
             longest = max(longest, start + (rest or 0.0))
     return longest
 

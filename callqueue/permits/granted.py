@@ -97,19 +97,19 @@ class Permit:
     # --- what is written of it, where it is still its own: recovery ends what outlives its lease
 
     @property
-    def _own(self) -> dict[str, Any]:
+    def _row(self) -> dict[str, Any]:
         return {"pk": self.job.attempt.id, "worker": self.job.attempt.worker}
 
     def _tell_sent(self) -> None:
         def work(locked: Locked) -> datetime | None:
-            told = transitions.tell(self._using, [{**self._own, "sent_at": locked.now}])
+            told = transitions.tell(self._using, [{**self._row, "sent_at": locked.now}])
             return locked.now if told else None
 
         self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at
 
     def _settle(self, cost: Any) -> None:
         """It has ended: tallies and levels may count it as it was, so they are told."""
-        row = tables.attempts(self._using).filter(**self._own)
+        row = tables.attempts(self._using).filter(**self._row)
 
         def work() -> None:
             _forget_levels(self._using, self.job.call.rule)

@@ -171,20 +171,20 @@ class _Body:
         try:
             self._stream.close()
         finally:
-            self._ended()
+            self._end_once()
 
     async def aclose(self) -> None:
         try:
             await self._stream.aclose()
         finally:
-            self._ended()
+            self._end_once()
             if isinstance(self._permit, AsyncPermit):
                 await self._permit.written()
 
     def _keep(self, part: bytes) -> None:
         self._start += part[: max(0, self._room + 1 - len(self._start))]
 
-    def _ended(self) -> None:
+    def _end_once(self) -> None:
         end, self._end = self._end, None
         if end is not None:
             body, is_cut = self._decoded()

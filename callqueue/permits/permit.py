@@ -178,26 +178,26 @@ async def abegin(asked: Wanted) -> AsyncPermit:
         try:
             found: Job | float = 0.0
             while not isinstance(found, Job):
-                await _asleep(found)
+                await _sleep(found)
                 stepping = asyncio.ensure_future(sync_to_async(waiter.step)())
                 found = await asyncio.shield(stepping)
             while (left := waiter.until_slot()) > 0:
-                await _asleep(left)
+                await _sleep(left)
         except BaseException:
-            await asyncio.shield(_left(waiter, stepping))
+            await asyncio.shield(_withdraw(waiter, stepping))
             raise
         if _is_in_time(found):
             return AsyncPermit(waiter.using, found)
     raise NotNow(None, STANDS_STILL)
 
 
-async def _left(waiter: Waiter, stepping: asyncio.Future[Any] | None) -> None:
+async def _withdraw(waiter: Waiter, stepping: asyncio.Future[Any] | None) -> None:
     if stepping is not None:
         await asyncio.wait([stepping])
     await sync_to_async(waiter.withdraw)()
 
 
-async def _asleep(seconds: float) -> None:
+async def _sleep(seconds: float) -> None:
     if sleep is time.sleep:
         await asyncio.sleep(seconds)
     elif seconds:

@@ -255,7 +255,9 @@ class Limit:
         return None
 
     def moved_by(self, moved: int) -> Self:
-        """The limit in ledger time that was moved so far: another one where it has a calendar."""
+        """The limit where ledger time was moved so far, in microseconds: another where it has a
+        calendar.
+        """
         return self
 
     def with_rate(self, rate: str) -> Self:

@@ -147,7 +147,7 @@ def test_what_was_handed_over_in_part_waits_for_nobody(
     """A thread is refused, and whoever is to note that fails, too."""
 
     monkeypatch.setattr(request, "_waits", {})  # nobody knows yet that one thread would do
-    monkeypatch.setattr(flight.starvation, "pause", flight.starvation.Pause())
+    monkeypatch.setattr(flight.starvation, "shortage", flight.starvation.Shortage())
     failing = Mock(level=0, handle=Mock(side_effect=OSError("no space left")))
     monkeypatch.setattr(logging.getLogger("callqueue"), "handlers", [failing])
     for _ in range(3):

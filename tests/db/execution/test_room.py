@@ -40,7 +40,7 @@ def _process(
     own = Rule(queues="q", limits=[SlidingWindow("100/s")])
     rules({"LEASE": {"RELEASE": 600, "GRACE": 600}}, r=own)
     monkeypatch.setattr(process, "_flights", {})
-    monkeypatch.setattr(starvation, "pause", starvation.Pause())
+    monkeypatch.setattr(starvation, "shortage", starvation.Shortage())
     called.clear()
     wire._context.cache_clear()
     yield
@@ -161,7 +161,7 @@ def test_without_descriptors_a_call_waits_again_as_it_did_before(
     assert (attempt.outcome, attempt.sent_at) == ("voided", None)
     assert attempt.error_message.startswith("nothing was sent: this worker's process may have no")
     assert (call.status, call.failed_count, call.ready) == (CallQueue.Status.NEW, 0, True)
-    assert starvation.pause.is_on
+    assert starvation.shortage.is_on
     assert caplog.text.count("worker_starved") == 1
     assert called == []
 
@@ -172,13 +172,13 @@ def test_a_process_that_pauses_takes_no_call_and_keeps_its_slot(
     """So that others have its messages; and goes on by itself."""
     over, looks = threading.Event(), threading.Semaphore(0)
 
-    class Paused(starvation.Pause):
+    class Paused(starvation.Shortage):
         @property
         def is_on(self) -> bool:
             looks.release()
             return not over.is_set()
 
-    monkeypatch.setattr(starvation, "pause", Paused())
+    monkeypatch.setattr(starvation, "shortage", Paused())
     with taking(_released(1)) as slot:
         try:
             for _ in range(6):
@@ -199,7 +199,7 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     """Whoever waits for a thread until its lease ends was never sent, and is taken for lost."""
     rested = list[float | None]()
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
-    monkeypatch.setattr(starvation.pause, "rest", rested.append, raising=False)
+    monkeypatch.setattr(starvation.shortage, "rest", rested.append, raising=False)
     with few_threads(name), taking(_released(3)) as slot:
         assert slot.result(20) == began
         process.land(seconds=20)
@@ -209,7 +209,7 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     if began:
         assert process.flight_of("default").crew.most() == 1
     else:
-        assert starvation.pause.is_on and rested == [None]
+        assert starvation.shortage.is_on and rested == [None]
 
 
 def test_an_answer_is_kept_until_there_are_descriptors_to_record_it(
