@@ -175,7 +175,7 @@ def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
 
 @dataclass
 class Account:
-    """The charges on the budgets of some rules at `now`, on the database's clock."""
+    """The charges on the budgets of some rules at `now`, in ledger time."""
 
     using: str
     book: Book
