@@ -134,7 +134,7 @@ class CallActions(OwnAdmin):
             "others": max(0, len(counts) - LISTED),
             "shown": words.count(able),
             "chosen": self._chosen(request, form),
-            "about": _about(picked),
+            "about": _common_errors(picked),
             "looked_at": words.count(LOOKED_AT),
             "has_unknown": action == REQUEUE and states.UNKNOWN in found,
             "has_done": action == REQUEUE and states.DONE in found,
@@ -193,7 +193,7 @@ def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
     return Counter({(rule, status): count for rule, status, count in counted})
 
 
-def _about(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
+def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
     failed = calls.exclude(error_message="")
     some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
     pairs = Counter((rule, errors.shown(why)) for rule, why in some)

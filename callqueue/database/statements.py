@@ -165,7 +165,7 @@ class Columns:
     def _add(self, alias: str, name: str, field: Any) -> None:
         connection, column = connections[self.using], field.get_col(alias)
         quoted_name = connection.ops.quote_name(column.target.column)
-        self._listed.append((alias, quoted_name, getattr(field, "selected", None)))
+        self._listed.append((alias, quoted_name, getattr(field, "selected_sql", None)))
         converters = [
             *connection.ops.get_db_converters(column),
             *column.get_db_converters(connection),

@@ -75,7 +75,7 @@ def _is_doubtful(
 
 
 def may_be_behind(open_attempts: int) -> bool:
-    # An account may know of no more than a sample.
+    """Whether workers may be behind. An account may know of no more than a sample."""
     return open_attempts >= min(trusted_count(conf.current().release_lease), KNOWN)
 
 

@@ -173,7 +173,7 @@ class Chores:
         book = settings.book_in_force(self.using)
         names = list(book.budgets)
         held = holds.in_force(self.using, names, ledger_time.now(self.using))
-        in_turn = held.rules_in_turn(book, names)
+        in_turn = held.rules_taking_turns(book, names)
         ready_calls.forget_news(self.using, in_turn)
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
             after: ready_calls.Pair | None = ready_calls.FIRST

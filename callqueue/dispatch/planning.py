@@ -82,7 +82,7 @@ def plan(
 
 
 def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int:
-    """Calls of cost 1, by `account.until`, by these of its queues; at most `most`."""
+    """How many calls of cost 1 fit by `account.until`, by these of its queues; at most `most`."""
     of_rule, of_queues = _limits_in_calls(account, rule)
     for budget in of_rule:
         most = most_that_fits(account.meter(budget), account.until, most)

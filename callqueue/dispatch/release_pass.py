@@ -141,7 +141,7 @@ def charge(
     attempts = _attempts(account, releases, taker, own)
     for call, pk in zip(releases, _insert_attempts(account.using, attempts), strict=True):
         call.attempt_id = pk
-    return _begun(found, releases, attempts)
+    return _begun_rows(found, releases, attempts)
 
 
 @lru_cache
@@ -149,7 +149,7 @@ def _columns(using: str, names: tuple[str, ...]) -> database.Columns:
     return database.Columns(using, {"c": (tables.CallQueue, names)})
 
 
-def _begun(
+def _begun_rows(
     found: Sequence[Mapping[str, Any]],
     releases: Sequence[Candidate],
     attempts: Sequence[Mapping[str, Any]],
@@ -457,7 +457,7 @@ def _make(
         plan = found if is_few and not found.wait.on_answer else None
     if plan is None:
         account, held = _counted(locked, lead)
-        if own is not None and own.maker.is_new and held.rules_in_turn(book, [own.maker.rule]):
+        if own is not None and own.maker.is_new and held.rules_taking_turns(book, [own.maker.rule]):
             ready_calls.tell_of_keys(using, [own.id])
         plan = choose(account, held, served, batch, sake, room)
     rows = charge(account, plan.releases, locked.wall, taker, own)

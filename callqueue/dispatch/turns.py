@@ -29,7 +29,7 @@ class KeysInTurn:
         self.account, self.held, self.batch = account, held, batch
         self.using, self.now = account.using, account.now
         self.wall = from_us(account.now + account.moved)
-        self.in_turn = held.rules_in_turn(account.book, account.rules)
+        self.in_turn = held.rules_taking_turns(account.book, account.rules)
         self.rules: list[str] = []  # those of them that were looked at
         self._turns: dict[Place, Turn] = {}  # those looked at
         self._blocked: dict[int, tuple[str, int]] = {}  # turns: what they wait for, until when

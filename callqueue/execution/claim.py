@@ -91,7 +91,7 @@ def _begin(
     jobs = _jobs(using, rows, clock, steady_from, lease)
     taken = set[int]()
     if jobs:
-        begun = [_begun(job, worker) for job in jobs]
+        begun = [_begin_row(job, worker) for job in jobs]
         taken = transitions.begin(using, begun, worker, clock.moved)
     jobs = [job for job in jobs if job.attempt.id in taken]
     _leave_to_others(using, jobs)
@@ -238,8 +238,8 @@ def _jobs(
     return jobs
 
 
-def _begun(job: Job, worker: str) -> dict[str, Any]:
-    """Its lease ends no earlier than the worker's own."""
+def _begin_row(job: Job, worker: str) -> dict[str, Any]:
+    """What begin writes of an attempt. Its lease ends no earlier than the worker's own."""
     started_at = from_us(job.clock.at)
     seconds = max(0.0, job.lease_ends - job.clock.before)
     job.attempt.worker = worker

@@ -312,7 +312,7 @@ class Connection(HTTPConnection):
 
     def _push(self, trip: Trip, data: memoryview) -> None:
         while data:
-            _wait_at_most(self.sock, trip.left(trip.timeouts.read))
+            _set_timeout(self.sock, trip.left(trip.timeouts.read))
             count = self.sock.send(data[:_PIECE])
             trip.gate.sent_at, self._is_unsent = now(), False
             data = data[count:]
@@ -409,7 +409,7 @@ def _unread_for(sock: socket.socket) -> float:
         return 0.0
 
 
-def _wait_at_most(sock: socket.socket, seconds: float) -> None:
+def _set_timeout(sock: socket.socket, seconds: float) -> None:
     """Nothing is asked of the system where it is so already: other threads would get their turn."""
     if sock.gettimeout() != seconds:
         sock.settimeout(seconds)
@@ -471,7 +471,7 @@ class _Reader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         gate = self._trip.gate
         gate.answered_at = None  # where nothing more comes, what came before was not the answer
-        _wait_at_most(self._sock, self._trip.left(self._trip.timeouts.read))
+        _set_timeout(self._sock, self._trip.left(self._trip.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
         # the end of a connection is no data, of which the system tells
         gate.answered_at = now() - (_unread_for(self._sock) if count else 0.0)

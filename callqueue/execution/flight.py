@@ -115,6 +115,8 @@ class Flight:
         self.under_way: dict[int, Job] = {}
         self.crew = Crew(self._make, self._ring)
         self.is_watching = True  # it looks every few milliseconds, without being rung for
+        # how many ended jobs were seen, when the first and the last of them were, and when any job
+        # began or ended last; in monotonic seconds
         self.seen, self.first, self.last, self.moved = 0, 0.0, 0.0, 0.0
         self.told = 0.0  # when the ledger was told last, in monotonic seconds
         threading.Thread(target=self._fly, name="callqueue-flight", daemon=True).start()

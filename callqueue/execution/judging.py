@@ -258,7 +258,7 @@ def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: f
             continue
         if "remaining" in name and (count := _number(value)) is not None:
             is_used_up[name.replace("remaining", "")] = count < 1
-        elif "reset" in name and (wait := _reset_in(value, _clock(plain, now))) is not None:
+        elif "reset" in name and (wait := _reset_in_s(value, _clock(plain, now))) is not None:
             resets[name.replace("reset", "")] = wait
     waits = [wait for name, wait in resets.items() if not is_used_up or is_used_up.get(name)]
     return _clamped(max(waits), max_hold) if waits else Advice()
@@ -295,7 +295,7 @@ def _clamped(seconds: float, max_hold: float) -> Advice:
     return Advice(float(max_hold), note=f"clamped; it named {seconds:.12g} s")
 
 
-def _reset_in(value: str, clock: datetime) -> float | None:
+def _reset_in_s(value: str, clock: datetime) -> float | None:
     number = _number(value)
     if number is None:
         date = _date(value)

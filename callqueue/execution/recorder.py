@@ -22,7 +22,7 @@ from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.limits.budgets import cost_of
 from callqueue.maintenance import breaker
-from callqueue.transitions import LONGEST_MESSAGE, Result, astray
+from callqueue.transitions import LONGEST_MESSAGE, Result, clock_correction
 
 # An end that is recorded later may have left a tallied window by then: those are a second or more.
 LATE = timedelta(seconds=0.5)
@@ -84,7 +84,7 @@ def lay(using: str, result: Result) -> None:
     assert result.hold is not None
     hold, reading = dict(result.hold), ledger_time.read(using)
     ends = hold.pop("until") - timedelta(microseconds=result.job.clock.moved)
-    lasts = ends + astray(result, reading) - from_us(reading.at)
+    lasts = ends + clock_correction(result, reading) - from_us(reading.at)
     rules = _sharers(using, result.job.call.rule, hold["per"])
     holds.lay(using, rules, **hold, lasts=lasts, source="provider")
     result.hold = None
@@ -191,7 +191,7 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
 def _instants(result: Result, reading: Reading) -> tuple[datetime | None, datetime]:
     if result.ended_at is None:  # in ledger time as it is now
         return result.sent_at, from_us(reading.at)
-    by = astray(result, reading)
+    by = clock_correction(result, reading)
     return (result.sent_at + by if result.sent_at else None), result.ended_at + by
 
 

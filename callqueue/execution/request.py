@@ -270,7 +270,7 @@ def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> d
 def _body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
-    most = conf.current().keep(result.job.rule)
+    most = conf.current().kept_bytes(result.job.rule)
     size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
     text = _without_secrets(content, charset, most, values)
     is_cut = len(content) > most or not result.is_whole

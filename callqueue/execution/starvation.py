@@ -65,11 +65,11 @@ def most() -> float:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return math.inf
-    return max(1, limit - _open(os.getpid()) - max(SPARE, round(limit * SPARE_SHARE)))
+    return max(1, limit - _count_open(os.getpid()) - max(SPARE, round(limit * SPARE_SHARE)))
 
 
 @lru_cache(maxsize=1)
-def _open(pid: int) -> int:
+def _count_open(pid: int) -> int:
     """How many descriptors this process had open when it was first asked: before its first call."""
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))

@@ -267,7 +267,8 @@ class Account:
 
     def take_known(self, laid: Mapping[str, int]) -> bool:
         """Read the tallies alone, and go by known room. `laid`: by rule, how many holds were."""
-        budgets, known = memo.counted(self.book, self.rules), KnownRoom.loaded(self.memo.room)
+        budgets = memo.known_room_budgets(self.book, self.rules)
+        known = KnownRoom.loaded(self.memo.room)
         if budgets is None or known is None:
             return False
         if not known.is_of(budgets, self.now, self.moved, laid):
@@ -279,7 +280,7 @@ class Account:
 
     def note_room(self, laid: Mapping[str, int]) -> None:
         """Note what is free before a plan takes any. `laid`: by rule, how many holds were."""
-        budgets = memo.counted(self.book, self.rules)
+        budgets = memo.known_room_budgets(self.book, self.rules)
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
             is_open = {rule: self.open_by_rule[rule] for rule in self.rules}

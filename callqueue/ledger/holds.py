@@ -57,7 +57,7 @@ class Held:
                 return hold
         return None
 
-    def rules_in_turn(self, book: Book, rules: Iterable[str]) -> list[str]:
+    def rules_taking_turns(self, book: Book, rules: Iterable[str]) -> list[str]:
         return [
             rule
             for rule in rules

@@ -41,15 +41,15 @@ RETRIES = 1000  # that wait for their backoff and are brought back with the cloc
 class LedgerNow(ClockNow):
     def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         sql, params = super().as_postgresql(compiler, connection, **extra)
-        return f"({sql} - {_moved(connection.alias)} * INTERVAL '1 microsecond')", params
+        return f"({sql} - {_moved_or_0_sql(connection.alias)} * INTERVAL '1 microsecond')", params
 
     def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         sql, params = super().as_mysql(compiler, connection, **extra)
-        return f"({sql} - INTERVAL {_moved(connection.alias)} MICROSECOND)", params
+        return f"({sql} - INTERVAL {_moved_or_0_sql(connection.alias)} MICROSECOND)", params
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         sql, params = super().as_sqlite(compiler, connection, **extra)
-        by = f"PRINTF('%%+.6f seconds', -{_moved(connection.alias)} / 1000000.0)"
+        by = f"PRINTF('%%+.6f seconds', -{_moved_or_0_sql(connection.alias)} / 1000000.0)"
         return f"{sql[:-1]}, {by})", params
 
 
@@ -74,7 +74,7 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     return f"(SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id = {ROW}{sharing})"
 
 
-def _moved(using: str) -> str:
+def _moved_or_0_sql(using: str) -> str:
     return f"COALESCE({moved_sql(using)}, 0)"
 
 

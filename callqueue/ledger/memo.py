@@ -166,7 +166,7 @@ def promises_more(kept: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
     return any(left > free.get(name, 0) for name, left in kept.get("free", {}).items())
 
 
-def counted(book: Book, rules: Sequence[str]) -> list[Budget] | None:
+def known_room_budgets(book: Book, rules: Sequence[str]) -> list[Budget] | None:
     """The budgets of which room is to be known; None where passes over these rules always count."""
     budgets = book.group_budgets(rules)
     are_plain = all(len(book.rules[rule].queue_names) == 1 for rule in rules) and all(

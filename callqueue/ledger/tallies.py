@@ -418,6 +418,7 @@ def advance(using: str, tallies: Iterable[Tallies]) -> None:
 
 
 def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
+    """Load the fullest values of each budget that is per key. One statement for many."""
     keyed = [one for one in tallies if one.limit.is_keyed and not one.is_anew]
     # rows of known values may say too much
     most = FULLEST + max((len(one.by_value) for one in keyed), default=0)

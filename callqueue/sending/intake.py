@@ -92,7 +92,7 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
     if routed is None:
         return None
     name = rule_of_host(host, config) or "default" if routed.rule is None else routed.rule
-    given = arguments(routed, name, config)
+    given = columns_given(routed, name, config)
     return database.new_object(
         tables.CallQueue,
         {
@@ -100,13 +100,13 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
             "method": data["method"],
             "host": host,
             "path": _path(data) if host and not config.encryption_keys else "",
-            "trace_context": telemetry.current(),
+            "trace_context": telemetry.traceparent(),
             **given,
         },
     )
 
 
-def arguments(request: CallRequest, name: str, config: conf.Config) -> dict[str, Any]:
+def columns_given(request: CallRequest, name: str, config: conf.Config) -> dict[str, Any]:
     """The row's columns that come from send's arguments beside call_data, checked in turn."""
     rule = config.rule(name)
     key = validation.check_key(request.key)

@@ -21,9 +21,9 @@ from callqueue.transitions.ends import (
     is_key_stale,
 )
 from callqueue.transitions.verbs import (
-    astray,
     begin,
     cancel,
+    clock_correction,
     end_overdue,
     fail,
     lose,

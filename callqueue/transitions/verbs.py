@@ -392,7 +392,7 @@ def owes_announcement(result: Result) -> bool:
     )
 
 
-def astray(result: Result, reading: Reading) -> timedelta:
+def clock_correction(result: Result, reading: Reading) -> timedelta:
     """By how much the result's instants, as of begin, lie before the latest that they can be by
     this reading.
 
@@ -411,7 +411,7 @@ def _with_due_at(result: Result, reading: Reading) -> Result:
     if result.ended_at is None or result.due_at < result.job.wall(result.ended_at):
         return result
     moved = timedelta(microseconds=reading.moved - result.job.clock.moved)
-    return replace(result, due_at=result.due_at + astray(result, reading) + moved)
+    return replace(result, due_at=result.due_at + clock_correction(result, reading) + moved)
 
 
 def _is_out(result: Result, calls: Mapping[int, tuple[int, int]]) -> bool:

@@ -18,7 +18,7 @@ _BY_REASON = {
         "limits/rules.py Rule.__post_init__: _whole(self, \"priority\", -32768, 32767) _check_idempotency(self) -> _check_idempotency(self) _whole(self, 'priority', -32768, 32767)",
     ],
     "One of the two only computes.": [
-        "execution/claim.py _begun: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
+        "execution/claim.py _begin_row: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
         "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [columns_of_call(result, locked.wall) for result in results] -> rows = [columns_of_call(result, locked.wall) for result in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
         "ledger/tallies.py _correct: charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit) correct = one.settle_ended if by.settled else one.correct -> correct = one.settle_ended if by.settled else one.correct charged, cost = (cost_of(by.charged, unit), cost_of(by.cost, unit))",
         "ledger/settings.py Party._silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",
@@ -43,7 +43,7 @@ _BY_REASON = {
     ],
     "Where the two are equal, both ways give the same.": [
         "ledger/tally_rows.py _left_sql: one.ahead > one.end -> (one.ahead >= one.end)",
-        "transitions/verbs.py astray: timedelta(0) <= by <= TOLERANCE -> (timedelta(0) < by <= TOLERANCE)",
+        "transitions/verbs.py clock_correction: timedelta(0) <= by <= TOLERANCE -> (timedelta(0) < by <= TOLERANCE)",
         "limits/kinds/token_bucket.py TokenBucket.level_at: until > at -> (until >= at)",
     ],
     "A monotonic clock shows more than a second.": [

@@ -315,11 +315,11 @@ def test_as_many_calls_as_there_are_descriptors_for(
     monkeypatch: pytest.MonkeyPatch, limit: int, is_open: int, most: float
 ) -> None:
     """Less what is open before the first call, and what lookups and other tasks may take."""
-    starvation._open.cache_clear()
+    starvation._count_open.cache_clear()
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * is_open)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert starvation.most() == most
-    starvation._open.cache_clear()
+    starvation._count_open.cache_clear()
 
 
 def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(
