@@ -186,13 +186,13 @@ class CallQueueBackend(BaseTaskBackend):
 
 
 @cache
-def _discover() -> None:
+def _discover_tasks() -> None:
     autodiscover_modules("tasks")
 
 
 def _registered(path: str) -> Task[..., Any]:
     """LookupError where there is none: nothing is imported because a row names it."""
-    _discover()
+    _discover_tasks()
     found = _loaded(path)
     if not isinstance(found, Task) or found.module_path != path:
         raise LookupError(

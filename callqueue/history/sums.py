@@ -131,7 +131,7 @@ def add_up(using: str) -> bool:
         if until <= summed.until:
             return False
         minutes = _counted(using, summed.until, until, reading.moved)
-        _add(using, minutes | _longer(minutes, QUARTER_S) | _longer(minutes, EVER))
+        _add(using, minutes | _widened(minutes, QUARTER_S) | _widened(minutes, EVER))
         summed.until = until
         summed.save(update_fields=["until"])
     return bool(until < last)
@@ -154,10 +154,10 @@ def settle(using: str) -> bool:
             return False
         before = _read(tables.sums(using).filter(width=QUARTER_S, start=start))
         bounds = Us(start * SECOND - 1), Us(end * SECOND - 1)
-        counted = _longer(_counted(using, *bounds, reading.moved), QUARTER_S)
+        counted = _widened(_counted(using, *bounds, reading.moved), QUARTER_S)
         late = {scope: one.beyond(before.get(scope[0], Sums())) for scope, one in counted.items()}
         late = {scope: one for scope, one in late.items() if one != Sums()}
-        _add(using, late | _longer(late, EVER))
+        _add(using, late | _widened(late, EVER))
         summed.settled = end
         summed.save(update_fields=["settled"])
         _forget(using, now)
@@ -244,7 +244,7 @@ def _of_row(row: Any) -> Sums:
     return Sums(*(getattr(row, name) for name in COLUMNS))
 
 
-def _longer(found: Stretches, width: int) -> Stretches:
+def _widened(found: Stretches, width: int) -> Stretches:
     longer: Stretches = {}
     for (rule, _, start), one in found.items():
         at = start // width * width if width else 0

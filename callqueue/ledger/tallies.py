@@ -405,7 +405,7 @@ def tallies_of(
 def advance(using: str, tallies: Iterable[Tallies]) -> None:
     """Take away what has left since the last pass; what leaves next. Two statements for most."""
     behind = [one for one in tallies if one.is_behind]
-    found = tally_rows.left(using, [one.leaving() for one in behind])
+    found = tally_rows.what_left(using, [one.leaving() for one in behind])
     wanted = {
         stored_name(one.budget): values
         for one, left in zip(behind, found, strict=True)
@@ -443,11 +443,11 @@ def take_corrections(using: str, group: Sequence[str], tallies: Collection[Talli
             return
 
 
-def _correct(one: Tallies, by: tally_rows.Correction) -> None:
-    value, unit = one.budget.value_of(by.key, by.queue), one.limit.unit
-    charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit)
-    correct = one.settle_ended if by.settled else one.correct
-    correct(value, by.ended, charged, cost)
+def _correct(one: Tallies, told: tally_rows.Correction) -> None:
+    value, unit = one.budget.value_of(told.key, told.queue), one.limit.unit
+    charged, cost = cost_of(told.charged, unit), cost_of(told.cost, unit)
+    correct = one.settle_ended if told.settled else one.correct
+    correct(value, told.ended, charged, cost)
 
 
 def counted_for(book: Book) -> dict[str, int]:

@@ -69,7 +69,7 @@ class Leaving(NamedTuple):
     ahead: Us
 
 
-def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
+def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
     """What left each of these budgets: (value, ended, cost). A statement for many of them.
 
     What is still to be corrected stays: whoever corrects it takes it away.

@@ -71,7 +71,7 @@ class Gate:
         start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)
         return start, left / amount
 
-    def at(self, seconds: float, now: Us) -> Gate:
+    def after(self, seconds: float, now: Us) -> Gate:
         limit = self.limit
         if seconds * SECOND < limit.window_us or limit.is_calendar:
             return self
@@ -108,7 +108,7 @@ def _seconds_to_pass(gates: Sequence[Gate], calls: float, now: Us) -> float | No
     for gate in slow:
         start, share = gate.last_period(gate.amount(calls), now)
         if start:
-            others = [other.at(start, now) for other in gates if other is not gate]
+            others = [other.after(start, now) for other in gates if other is not gate]
             rest = _seconds_to_pass(others, calls * share, now)
             longest = max(longest, start + (rest or 0.0))
     return longest

@@ -72,7 +72,7 @@ class Permit:
 
     # --- its end
 
-    def ended(self, error: BaseException | None) -> Result:
+    def result_of(self, error: BaseException | None) -> Result:
         job = self.job
         if self._why is not None:
             result = transitions.after_giving_up(job, self._why, states.THROTTLED)

@@ -73,7 +73,7 @@ class PermitTransport(_Transport, BaseTransport):
         try:
             response = sender.handle_request(request)
         except BaseException as error:
-            permit.end_with(permit.ended(error))
+            permit.end_with(permit.result_of(error))
             raise
         _answered(permit, request, response)
         return response
@@ -102,7 +102,7 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
         try:
             response = await sender.handle_async_request(request)
         except BaseException as error:
-            permit.end_with(permit.ended(error))
+            permit.end_with(permit.result_of(error))
             await permit.written()
             raise
         _answered(permit, request, response)
