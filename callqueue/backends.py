@@ -53,7 +53,7 @@ class CallQueueBackend(BaseTaskBackend):
     supports_priority = True
 
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
-        """In the caller's transaction. TypeError for arguments that are no JSON."""
+        """Send it in the caller's transaction. TypeError for arguments that are no JSON."""
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         params = {
@@ -75,7 +75,7 @@ class CallQueueBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """By the result's id, which is the call's. TaskResultDoesNotExist where there is none."""
+        """The result of this id, which is its call's. TaskResultDoesNotExist where there is none."""
         text = str(result_id)
         is_key = text.isascii() and text.isdigit() and len(text) <= 18
         call = self._calls.filter(pk=int(text), method=METHOD).first() if is_key else None
@@ -239,7 +239,7 @@ def _errors(call: CallQueue, attempts: list[Any]) -> list[TaskError]:
 
 
 def _error(message: str) -> TaskError:
-    """By the recorded text. Its class is one that is loaded: the API imports what it is named."""
+    """An error by its recorded text, of a class that is loaded: the API imports what it names."""
     raised = _RAISED.match(message)
     kind = _loaded(raised[1]) if raised else None
     is_error = isinstance(kind, type) and issubclass(kind, BaseException)

@@ -64,7 +64,7 @@ def naming(using: str) -> dict[str, Any]:
 
 
 def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-    """By a thread, soon; at once where tasks run eagerly. What the broker refuses is dropped."""
+    """Send it in a thread, soon; at once where tasks run eagerly. A refused one is dropped."""
     from celery import current_app
 
     if current_app.conf.task_always_eager and not is_in_this_process():

@@ -103,7 +103,7 @@ class Seat:
 
 
 def _file_without_name() -> IO[bytes]:
-    """In memory, where the system has that: a container may have no folder to write to."""
+    """A file in memory, where the system has that: a container may have no folder for one."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("callqueue-seat"), "w+b")
     return tempfile.TemporaryFile()
@@ -175,7 +175,7 @@ class Releaser:
             time.sleep(WAIT)
 
     def _speak(self) -> None:
-        """Not by who releases, who may have to wait for a database."""
+        """Say that it has the seat. Who releases may have to wait for a database, so not there."""
         while self.seat.is_own():
             self.seat.say(computes=self.kind == alive.BUSY)
             time.sleep(WAIT)
@@ -198,9 +198,7 @@ class Releaser:
             self.is_releasing = False
 
     def _is_outranked(self) -> bool:
-        """Whether another is to release, once the dead of this host have left. A database that is
-        away is waited for by the dispenser, which says so.
-        """
+        """Whether another is to release, after the dead of this host have left."""
         try:
             _bury_dead(self.using, self.seat, overdue=OVERDUE)
             return alive.is_outranked(self.using, self.kind, self.seat.name, releases=False)
@@ -219,9 +217,9 @@ class Releaser:
 
 
 def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
-    """Workers of this host that were killed, whose signs of life are `overdue` by then: who comes
-    after them need not wait for their silence. One that runs, and is taken for dead since another
-    container has the same host's name, says so with its next sign of life.
+    """Have workers of this host leave that were killed, whose signs of life are `overdue`: who
+    comes after them need not wait for their silence. One that runs, and is taken for dead since
+    another container has the same host's name, says so with its next sign of life.
     """
     latest = ledger_time.now(using) - timedelta(seconds=overdue)
     for sign in alive.alive(using) if fcntl is not None else ():
@@ -270,13 +268,13 @@ def _worker_begins(**_: Any) -> None:
 
 
 def _process_begins(**_: Any) -> None:
-    """The solo pool says so too, of the worker's own process."""
+    """Begin, but not in the worker's own process, of which the solo pool says so too."""
     if _seat is not None and _seat.worker != os.getpid():
         _begin_releasing()
 
 
 def _worker_is_ready(sender: Any, **_: Any) -> None:
-    """A worker that forks must have no threads."""
+    """Begin, unless the worker forks: then it must have no threads."""
     from celery.concurrency.prefork import TaskPool
 
     if not isinstance(sender.pool, TaskPool) or get_start_method() != "fork":
@@ -284,14 +282,14 @@ def _worker_is_ready(sender: Any, **_: Any) -> None:
 
 
 def _worker_has_ended(**_: Any) -> None:
-    """Others need not wait for its silence: perhaps no process had the seat when it was told."""
+    """Take leave: others need not wait for its silence, and perhaps no process had the seat."""
     if _seat is not None and _may_release():
         with suppress(DatabaseError, InterfaceError):
             recovery.take_leave(str(CallQueue.objects.db_for_write), _seat.name)
 
 
 def _task_begins(task_id: str, task: Any, kwargs: Any, **_: Any) -> None:
-    """One that has HTTP calls made is soon done, or waits."""
+    """Note when it began, but not of one that has HTTP calls made: it is soon done, or waits."""
     own = _releaser_here()
     if own is not None and (task.name != MAKE_API_CALL or (kwargs or {}).get("here")):
         own.tasks[task_id] = time.monotonic()

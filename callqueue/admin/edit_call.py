@@ -170,7 +170,7 @@ def _hidden(value: Any) -> str:
 
 
 def _differs(one: Any, other: Any) -> bool:
-    """As JSON: to Python, 1 is True and 1.0, and the order of names says nothing."""
+    """Whether they do as JSON: to Python, 1 is True and 1.0, and names have no order."""
     return json.dumps(one, default=repr) != json.dumps(other, default=repr)
 
 

@@ -90,8 +90,6 @@ def micros_sql(using: str, instant: str) -> str:
 
 
 def part_sql(using: str, instant: str, begin: int, width: int) -> str:
-    """SQL: the number of the part of time that an instant is in; part 0 begins at `begin`, each is
-    `width` long. Microseconds.
-    """
+    """SQL: in which part of time, from `begin`, `width` long each, an instant is. Microseconds."""
     words = dialect(using)
     return f"(({words.micros.format(instant)} - {begin}) {words.divided} {width})"

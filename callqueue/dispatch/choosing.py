@@ -205,7 +205,7 @@ class _Finder:
         return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
 
     def _no_more_than_fit(self, rule: str, count: int) -> int:
-        """With limits in other units: one more than fit, if they cost as much as the first."""
+        """The count; with other units, one more than fit if all cost as much as the first."""
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count

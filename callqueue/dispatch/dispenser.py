@@ -75,7 +75,7 @@ class Listener:
         return set()
 
     def _hear(self, seconds: float) -> set[str]:
-        """After two words for nothing, senders are let be for a while."""
+        """Wait for a sender's word. After two for nothing, senders are let be for a while."""
         told = database.wait_for_word(self.using, seconds)
         if told:
             if self._was_for_nothing:

@@ -205,7 +205,7 @@ class RuleGroup:
             self.look_at = until
 
     def notice(self, glances: Mapping[str, Glance]) -> None:
-        """By rule, what may have made room: where that is news, a pass is wanted at once."""
+        """Note, by rule, what may have made room: where it is news, a pass is wanted at once."""
         seen = [glances[rule] for rule in self.rules]
         open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
         newest_end = max(one.newest_end for one in seen)

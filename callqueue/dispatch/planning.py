@@ -222,8 +222,8 @@ class _Planner:
         return bool(settles and has_open) and budget.limit.window_us <= SHORT
 
     def _best_way(self, candidate: Candidate) -> _Way | None:
-        """By the queue that is free first, and of those the one with most room; where all wait for
-        an answer, the first; None where all are held, or their workers behind.
+        """The way by the queue that is free first, and of those the one with most room; where all
+        wait for an answer, the first; None where all are held, or their workers behind.
 
         A call that went before goes by the next of the queues that are free at the same instant:
         perhaps nobody listens on its last.

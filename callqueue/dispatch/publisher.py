@@ -36,7 +36,7 @@ SLOW = 8  # groups that have something published for longer, at most, before oth
 
 
 def pack(released: Iterable[Candidate]) -> list[Message]:
-    """Only HTTP calls of one rule share a message, where several are for one queue."""
+    """Put releases into messages. Only several HTTP calls of one rule and queue share one."""
     packed: list[Message] = []
     kinds: dict[tuple[str, bool, bool, str], list[int]] = {}
     for one in sorted(released, key=_shared_by):
@@ -92,7 +92,7 @@ class Outbox:
         self._away_since: float | None = None
 
     def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
-        """`beside` the loop or here. Raises what is not the broker's: they are to be undone."""
+        """Publish `beside` the loop or here. Raises what is not the broker's: undo them then."""
         messages = pack(released)
         if beside:
             group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))

@@ -164,7 +164,7 @@ def _begun_rows(
 
 
 def _released(account: Account, releases: Sequence[Candidate]) -> list[Candidate]:
-    """Those that this process publishes, or makes."""
+    """Those of the releases that this process publishes, or makes."""
     lead = account.until - account.now
     behind = {rule for rule, at in account.unbegun_since.items() if account.now - at > lead}
     for call in releases:

@@ -194,7 +194,7 @@ def _is_charged(row: Mapping[str, Any]) -> bool:
 def _read_clock(
     using: str, rows: Sequence[Mapping[str, Any]], before: Mono
 ) -> tuple[Reading, datetime]:
-    """As the rows brought it, narrowed by earlier readings; since when it is known to be steady."""
+    """The clock that the rows brought, narrowed by earlier readings; since when it is steady."""
     if rows:
         shown, moved = (rows[0][name] for name in _READING)
         reading = ledger_time.brought(using, before, shown, moved)

@@ -247,7 +247,7 @@ class Connection(HTTPConnection):
         self._output(line)  # type: ignore[attr-defined]
 
     def send(self, data: Any) -> None:
-        """What http.client composed. It goes once the gate has been passed."""
+        """Send what http.client composed, once the gate has been passed."""
         self._outgoing.append(data)
 
     def connect(self) -> None:
@@ -349,7 +349,7 @@ class Connection(HTTPConnection):
         return head
 
     def close(self) -> None:
-        """What is on its way is taken back: what the kernel has not delivered never will be."""
+        """Close, and take back what is on its way: what is not delivered yet never will be."""
         if self.is_resting and self.sock is not None:
             with suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AS_USUAL)
@@ -380,7 +380,7 @@ class SecureConnection(Connection, HTTPSConnection):
     is_secure = True
 
     def _has_news(self) -> bool:
-        """Not if it is but session tickets. Those may come at any time, and are read here."""
+        """Session tickets are no news: they may come at any time, and are read here."""
         sock = cast(ssl.SSLSocket, self.sock)
         if sock.pending():  # in a record that came with the last answer
             return True
@@ -410,7 +410,7 @@ def _unread_for(sock: socket.socket) -> float:
 
 
 def _set_timeout(sock: socket.socket, seconds: float) -> None:
-    """Nothing is asked of the system where it is so already: other threads would get their turn."""
+    """Ask the system only where it is not so already: other threads would get their turn."""
     if sock.gettimeout() != seconds:
         sock.settimeout(seconds)
 

@@ -188,7 +188,7 @@ class Flight:
         return result if _is_begun(job) else None
 
     def _ring(self) -> None:
-        """What a thread does that has no job left: waking costs, so no end does."""
+        """Wake the flight, as a thread does that has no job left: waking costs, so no end does."""
         if not self.is_watching or len(self.crew.ended) >= len(self.under_way):
             self.inbox.put(None)
 

@@ -60,7 +60,7 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 
 def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """In the task itself, whose time limits may strike them; the count of those begun."""
+    """Make calls in the task itself, whose time limits may strike them; the count begun."""
     starvation.shortage.rest(patience(task))
     if not most():
         _give_back(using, attempt_ids)

@@ -124,7 +124,7 @@ def _make(job: Job, params: Mapping[str, Any]) -> Result:
 
 
 def _given_back(job: Job, dropped: wire.Dropped) -> Result:
-    """Nothing was sent. Where this process is to blame, it takes no other call for a while."""
+    """Void it: nothing was sent. A process that is to blame takes no other call for a while."""
     if isinstance(dropped, Starved):
         starvation.shortage.begin(str(dropped))
     return transitions.after_void(job, str(dropped))
@@ -147,8 +147,8 @@ def _send(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
 
 
 def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
-    """With the rule's idempotency header, where the method changes something and the call names no
-    such header itself.
+    """The params, with the rule's idempotency header where the method changes something and the
+    call names no such header itself.
     """
     params, header = dict(given), job.sound_rule.idempotency_header
     own = params.get("headers") or {}

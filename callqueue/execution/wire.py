@@ -112,7 +112,7 @@ def request(
 
 
 def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
-    """Without a session's cookies, hooks and environment. A header of None has no default."""
+    """The request, without a session's cookies and hooks. A header of None has no default."""
     prepared = requests.PreparedRequest()
     headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
     headers = _DEFAULT_HEADERS | headers
@@ -230,7 +230,7 @@ def pool_of(place: Place, policy: Policy) -> _Pool:
 
 
 def close_idle(seconds: float = IDLE_SECONDS) -> None:
-    """Those that no call takes any more: each is a descriptor."""
+    """Close the connections that no call takes any more: each is a descriptor."""
     for pool in list(_pools.values()):
         cast(_Idle, pool.pool).close_older(now() - seconds)
 
@@ -343,7 +343,7 @@ def _read(response: requests.Response, trip: Trip, answer: Answer) -> None:
 
 
 def _next_piece(raw: Any, wanted: int) -> bytes:
-    """As soon as there are some; none at the end, when the connection goes back."""
+    """The next bytes, as soon as there are some; none at the end: the connection goes back."""
     encoding = raw.headers.get("content-encoding")
     if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
         if raw.tell():

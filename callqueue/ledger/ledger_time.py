@@ -114,9 +114,7 @@ def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Rea
 
 
 def set_back(using: str, reading: Reading, by_us: int) -> Reading:
-    """Set ledger time back, or forward where that is below 0; the reading in the time that is right
-    then. With the row of LedgerState locked.
-    """
+    """Set ledger time back; the reading as it is then. With the row of LedgerState locked."""
     tables.ledger_state(using).update(moved=F("moved") + by_us)
     return replace(reading, at=reading.at - by_us, moved=reading.moved + by_us)
 

@@ -124,7 +124,7 @@ class Tallies:
             self.kept.left = max(begin, end)
 
     def correct(self, value: str, ended: Us, charged: int, cost: int) -> None:
-        """It cost something else than it was charged, or left before it was known to have ended."""
+        """Put right what it was charged; take it away if it left before its end was known."""
         self.load([value])
         self.change(value, cost - charged)
         if ended <= self.kept.left and cost:
@@ -346,7 +346,7 @@ class BucketTallies(Tallies):
         return self.now + SECOND
 
     def time_to_fill(self, cost: int) -> int:
-        """In whole microseconds, rounded up."""
+        """How long the bucket takes to fill by it: whole microseconds, rounded up."""
         return -(-cost * self.limit.period_us // self.limit.n)
 
 

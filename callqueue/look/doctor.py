@@ -421,7 +421,7 @@ def _connect_to_broker() -> None:
 
 
 def _queues_of_rules(using: str) -> set[str]:
-    """By the broker's names; the built-in default rule counts only where calls wait for it."""
+    """The queues as the broker names them; an unused built-in default rule has none."""
     rules, default = conf.current().rules, str(_celery_app().conf.task_default_queue)
     names: Iterable[str] = rules
     if rules["default"] is conf.DEFAULTS["RULES"]["default"]:

@@ -133,7 +133,7 @@ def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.M
 
 
 def _values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
-    """Those with charges; of tallied ones the fullest; or that of a key."""
+    """The values of its `per` with charges; of tallied ones the fullest; or that of a key."""
     if key is not None and budget.limit.is_keyed:
         return [budget.value_of(key, "")]
     if budget.limit.is_per_rule:
@@ -310,7 +310,7 @@ def _width(window_us: int) -> int:
 
 
 def _shared_out(used: int, spread: Spread, now: Us) -> list[tuple[Us, int]]:
-    """As the calls are, the first at least one; where nothing is known of those, as of now."""
+    """What is used, spread as the calls are, the first at least one; as of now without any."""
     whole = sum(count for _, count in spread)
     if not whole:
         return [(now, used)] if used else []

@@ -256,7 +256,7 @@ class _KeysHeld:
 def _holds(
     using: str, now: Us, moved: int, key: str | None
 ) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
-    """By rule; of those on keys a few, the last to end first, and what all come to."""
+    """The holds by rule; of those on keys a few, the last to end first, and what all come to."""
     held: dict[str, list[HoldLook]] = {}
     on_keys: dict[str, _KeysHeld] = {}
     at, values = (
@@ -311,7 +311,7 @@ def _holds_sql(using: str, values: Sequence[str]) -> str:
 
 
 def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
-    """By rule and unit, of the calls that go next; empty where all limits are of calls."""
+    """What the next calls cost, by rule and unit; empty where all limits are of calls."""
     units = {
         (name, one.budget.limit.unit)
         for name, listed in known.limits.items()

@@ -45,11 +45,11 @@ class Permit:
         return self.job.attempt.id
 
     def sent(self) -> None:
-        """The request has left: from now on the permit ages, whether it has an answer or not."""
+        """Say that the request has left: from now on the permit ages, answered or not."""
         self._write(self._tell_sent)
 
     def settle(self, cost: int | Mapping[str, int]) -> None:
-        """What it cost after all, as `send` takes it: charged when it ends, or now if it has."""
+        """Say what it cost after all, as `send` takes it: charged at its end, or now after it."""
         units = {"calls": 1, **cost} if isinstance(cost, Mapping) else cost
         checked = validation.check_cost(units)
         self._cost = checked
@@ -86,7 +86,7 @@ class Permit:
         return result
 
     def answered(self, result: Result) -> None:
-        """It has this answer, whose body is still under way: the permit ends so, but later."""
+        """Keep this answer, whose body is still under way: the permit ends so, but later."""
         self._write(lambda: self._lay_hold(result))
         self._write(self._tell_sent)
 
@@ -108,7 +108,7 @@ class Permit:
         self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at
 
     def _settle(self, cost: Any) -> None:
-        """It has ended: tallies and levels may count it as it was, so they are told."""
+        """Correct its cost after its end: tallies and levels that count it as it was are told."""
         row = tables.attempts(self._using).filter(**self._row)
 
         def work() -> None:
@@ -132,7 +132,7 @@ class Permit:
             recorder.lay(self._using, result)
 
     def _end(self, result: Result) -> None:
-        """A permit is never retried, so what a call would be retried for has failed."""
+        """Record the end. A permit is never retried: what a call is retried for has failed."""
         self._lay_hold(result)
         job, status = self.job, getattr(result.response, "status_code", None)
         final = replace(
@@ -151,7 +151,7 @@ class Permit:
             self._settle(result.cost)
 
     def _write(self, work: Callable[[], Any]) -> None:
-        """The database may be away; what cannot be written, the end of the lease makes up for."""
+        """Write, if the database lets it: else the end of the lease makes up for that."""
         using = self._using
 
         def persistently() -> None:

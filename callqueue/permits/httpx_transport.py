@@ -121,7 +121,7 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
 
 
 def _answered(permit: Permit, request: Any, response: Any) -> None:
-    """Its end may hang on the body: then once the client has read that, or closes it."""
+    """End the permit, now or once the client has read the body or closes it."""
     status, url = response.status_code, str(request.url)
 
     def end(body: bytes, *, is_cut: bool) -> None:
@@ -191,7 +191,7 @@ class _Body:
             end(body, is_cut=is_cut)
 
     def _decoded(self) -> tuple[bytes, bool]:
-        """At most MAX_RESPONSE_BYTES, and whether that is not all; as it came if headers lie."""
+        """The body up to MAX_RESPONSE_BYTES, whether that is not all; as it came if headers lie."""
         library, found, start = _library(self._response), bytearray(), bytes(self._start)
         pieces = (start[at : at + _PIECE] for at in range(0, len(start), _PIECE))
         is_cut = not self._is_whole or len(start) > self._room

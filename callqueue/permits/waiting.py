@@ -98,7 +98,7 @@ class Waiter:
         return apart(self.using, lambda: database.persist(self.using, self._step, during="permit"))
 
     def withdraw(self) -> None:
-        """Nobody waits any more; what was charged, perhaps unknown to it, is given back."""
+        """Wait no more, and give back what was charged, perhaps unknown to it."""
         if not self._has_given_up:
             apart(self.using, lambda: database.persist(self.using, self._withdraw, during="permit"))
 
@@ -167,7 +167,7 @@ class Waiter:
         return None
 
     def _stand_anew(self) -> None:
-        """Its row is no more: the next pass has another, in the old place."""
+        """Forget its row, which is gone: the next pass has another, in the old place."""
         self.pk, self._identity, self.passed_at, self.ahead = None, uuid4(), 0.0, 0
         self._stands = False
 
@@ -208,7 +208,7 @@ class Waiter:
         return None
 
     def _make_pass(self) -> Pass | None:
-        """None where an earlier one, whose end was not known, has left a row."""
+        """Make a pass; None where an earlier one, whose end was not known, has left a row."""
         using, wanted, before = self.using, self.wanted, self.pk
         if self._is_in_doubt and self.pk is None:
             self.pk = before = self._found()
@@ -254,7 +254,7 @@ class Waiter:
         return done
 
     def _stand(self, at: datetime) -> int | None:
-        """None where it waits no more, or somebody has locked it: the pass waits for nobody."""
+        """Have its row wait; its key, None where it waits no more or is locked: no pass waits."""
         if self._is_in_doubt and self.pk is None:
             self.pk = self._found()  # its commit has come through since, perhaps
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
@@ -273,8 +273,8 @@ class Waiter:
         return self.pk
 
     def _beat(self) -> None:
-        """A new row is in line from a second commit on: the first one may come through once nobody
-        waits any more, and no lock would tell.
+        """Say that it waits. A new row is in line from a second commit on: the first may come
+        through once nobody waits any more, and no lock would tell.
         """
         if self._is_in_doubt:  # perhaps it has a row
             return
@@ -288,7 +288,7 @@ class Waiter:
         self._stands |= stands
 
     def _note(self, done: Pass) -> None:
-        """Just before the next slot opens; where nobody knows when that is, ever later."""
+        """Set the next pass just before a slot opens; where that is unknown, ever later."""
         look, self._streak, self.passed_at = done.next_look, done.next_look.streak, now()
         if self._waits is None:  # somebody else has the rules, or the settings are not agreed on
             self._pause_of_pass = look.after * random.uniform(0.5, 1.0)

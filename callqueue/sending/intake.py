@@ -55,7 +55,7 @@ ARGUMENTS = tuple(one.name for one in fields(CallRequest) if one.name != "call_d
 
 
 def accept(request: CallRequest, *, using: str) -> CallQueue | None:
-    """None where the router discards it; a unique key may find the call that is there."""
+    """Insert a call, or find the one with its unique key; None where the router discards it."""
     call = prepare(request)
     return None if call is None else insert(call, using=using)
 
@@ -252,7 +252,7 @@ def _insert_one(call: tables.CallQueue, using: str) -> tables.CallQueue:
 def insert_many(
     calls: Sequence[tables.CallQueue], *, batch_size: int, using: str
 ) -> list[tables.CallQueue]:
-    """In a transaction, and their order: each row, or the one that has its unique key."""
+    """Insert calls, in a transaction: in their order each row, or the one with its unique key."""
     plain = [call for call in calls if call.unique_key is None]
     for call in database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size):
         _complete(call)

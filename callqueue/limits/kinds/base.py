@@ -255,9 +255,7 @@ class Limit:
         return None
 
     def moved_by(self, moved: int) -> Self:
-        """The limit where ledger time was moved so far, in microseconds: another where it has a
-        calendar.
-        """
+        """The limit where ledger time was moved so far (in µs): another if it has a calendar."""
         return self
 
     def with_rate(self, rate: str) -> Self:
