@@ -75,7 +75,7 @@ class CallQueueBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """The result of this id, which is its call's. TaskResultDoesNotExist where there is none."""
+        """The result of this id, which is its call's, or TaskResultDoesNotExist."""
         text = str(result_id)
         is_key = text.isascii() and text.isdigit() and len(text) <= 18
         call = self._calls.filter(pk=int(text), method=METHOD).first() if is_key else None
@@ -217,7 +217,7 @@ def _kept(value: Any, context: Context) -> Any:
 
 
 def _put(result: TaskResult[..., Any], **values: Any) -> None:
-    """Results are frozen; their backend is who writes them."""
+    """Write a result's fields: results are frozen, but for their backend."""
     for name, value in values.items():
         object.__setattr__(result, name, value)
 

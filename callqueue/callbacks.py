@@ -185,7 +185,7 @@ def _claim(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
 def _settle(
     using: str, mine: Sequence[int], claim: datetime, sent: Sequence[int], refused: Sequence[int]
 ) -> None:
-    """A call that has gone on meanwhile has ended anew, or will: it owes something else then."""
+    """Note what was sent and refused. A call that has gone on since owes something else then."""
     claimed = _owed(using).filter(callback_at=claim)
     claimed.filter(pk__in=sent).update(callback_pending=False)
     if refused:

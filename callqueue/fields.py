@@ -190,7 +190,7 @@ def one_call() -> int:
 
 
 def _has_marks(value: Any) -> bool:
-    """It has secrets, or names like their marks. Its repr takes half of json's time."""
+    """Whether it has secrets, or names like their marks. Its repr takes half of json's time."""
     text = repr(value)
     return MARK in text or "Secret(" in text
 

@@ -404,7 +404,7 @@ def within_idle_seconds(using: str, seconds: int) -> str:
 
 
 def end_if_silent(using: str, seconds: int) -> None:
-    """The server ends this transaction as `within_idle_seconds` says. A statement where it can."""
+    """Have the server end this transaction as `within_idle_seconds` says, where it can."""
     if sql := within_idle_seconds(using, seconds):
         rows(using, f"SELECT 1{sql}")
 

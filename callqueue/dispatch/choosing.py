@@ -60,7 +60,7 @@ def rooms_of_workers(
 def _is_doubtful(
     account: Account, rule: str, candidates: Sequence[Candidate], lease: float
 ) -> bool:
-    """Much is open, or calls have come back while nothing is known to be begun."""
+    """Whether much is open, or calls came back while nothing is known to be begun."""
     if not candidates:
         return False
     is_of_one_queue = len(account.book.rules[rule].queue_names) == 1
@@ -104,7 +104,7 @@ def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int
 
 
 def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
-    """An attempt was taken back lately, and none begun since it was released."""
+    """Whether an attempt was taken back lately, and none begun since it was released."""
     since = now - timedelta(seconds=2 * lease + 10)
     ended = rows.filter(
         finished_at__gte=since, finished_at__gt=F("lease_until"), started_at__isnull=True

@@ -187,7 +187,7 @@ class Dispenser:
                 self._listener.close()
 
     def leave(self) -> None:
-        """The end of this dispenser: what its settings hold of the limits counts no more."""
+        """End this dispenser: what its settings hold of the limits counts no more."""
         self.membership.leave()
 
     def settle(self, stop: threading.Event) -> None:
@@ -305,7 +305,7 @@ class Dispenser:
         self._poll_at = time.monotonic() + conf.current().poll
 
     def _on_notify(self, rules: set[str]) -> None:
-        """Senders name the rules that have calls now; "" leaves it to a look."""
+        """Wake the groups of the rules that senders name; "" leaves it to a look."""
         if "" in rules:
             self._poll_at = 0.0
         self._wake(rules)

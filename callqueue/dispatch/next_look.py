@@ -196,11 +196,11 @@ class RuleGroup:
         self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
 
     def note_room(self) -> None:
-        """Whoever makes the calls has made some: a pass is wanted soon, for several together."""
+        """Want a pass soon, for several calls together: whoever makes them has made some."""
         self.look_at = min(self.look_at, self.passed_at + TOGETHER)
 
     def put_off(self, until: float) -> None:
-        """Something went wrong: no pass before `until`. A group that rests goes on resting."""
+        """Make no pass before `until`: something went wrong. A group that rests goes on resting."""
         if not self.rests:
             self.look_at = until
 

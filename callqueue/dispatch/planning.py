@@ -38,7 +38,7 @@ class Plan:
     unfit: Mapping[int, str] = field(default_factory=dict)
 
     def leave_to_workers(self) -> None:
-        """Who makes this pass can publish nothing. What workers make took its room in the plan."""
+        """Drop workers' calls, which took room in the plan: who makes this pass publishes none."""
         own = [call for call in self.releases if call.has_maker]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
@@ -216,7 +216,7 @@ class _Planner:
         return budget.limit.is_keyed
 
     def _may_be_given_back(self, budget: Budget) -> bool:
-        """Before the known instant: an open call may have cost less than it was charged."""
+        """Whether room may open sooner than known: an open call may have cost less than charged."""
         rules, has_open = self.account.book.rules, self.account.open_count or self.made.releases
         settles = any(rules[name].settle for name in budget.rules)
         return bool(settles and has_open) and budget.limit.window_us <= SHORT

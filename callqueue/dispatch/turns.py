@@ -174,9 +174,8 @@ class KeysInTurn:
         self._look_sooner({pk for scope in hasty for pk in waiting[scope]})
 
     def _look_sooner(self, turns: Collection[int]) -> None:
-        """A costly call that cheaper ones wait behind may be cancelled, expire or be changed: they
-        might go then. All of one scope at once, or one would overtake it; the more there are, the
-        later.
+        """Look sooner at turns behind a costly call, which may be cancelled, expire or be changed:
+        they might go then. All of one scope at once, or one would overtake it; the more, the later.
         """
         soon = self.now + ready_calls.GONE + len(turns) * ready_calls.GONE // FEWEST
         for pk in turns:

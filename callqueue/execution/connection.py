@@ -365,7 +365,7 @@ class Connection(HTTPConnection):
 
     @property
     def is_connected(self) -> bool:
-        """Not idle for long; nothing waits in it, neither its end nor an answer unasked for."""
+        """Whether it is not idle for long, and neither its end nor an answer waits in it."""
         if self.sock is None or now() - self.idle_since > IDLE_SECONDS:
             return False
         return not self._has_news()
@@ -380,7 +380,7 @@ class SecureConnection(Connection, HTTPSConnection):
     is_secure = True
 
     def _has_news(self) -> bool:
-        """Session tickets are no news: they may come at any time, and are read here."""
+        """Whether it has other news than session tickets, which come at any time: read here."""
         sock = cast(ssl.SSLSocket, self.sock)
         if sock.pending():  # in a record that came with the last answer
             return True
@@ -410,7 +410,7 @@ def _unread_for(sock: socket.socket) -> float:
 
 
 def _set_timeout(sock: socket.socket, seconds: float) -> None:
-    """Ask the system only where it is not so already: other threads would get their turn."""
+    """Set it where it is another: what asks the system gives other threads their turn."""
     if sock.gettimeout() != seconds:
         sock.settimeout(seconds)
 

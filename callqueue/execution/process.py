@@ -146,25 +146,25 @@ def know_worker(sender: Any, **_: Any) -> None:
 
 @_when(signals.worker_shutting_down)
 def tell_to_go(**_: Any) -> None:
-    """Celery may hand over a message or two after this: they are given back."""
+    """Note that the worker goes. A message or two that come after this are given back."""
     _told[0] = 1
 
 
 @_when(signals.worker_process_shutdown)
 def _child_goes(**_: Any) -> None:
-    """A child of the prefork pool was told to go: it waits. Told once more, it goes at once."""
+    """Wait: a child of the prefork pool was told to go. Told once more, it goes at once."""
     land()
 
 
 @_when(signals.worker_shutdown)
 def _worker_goes(**_: Any) -> None:
-    """The worker has stopped warmly: another pool than prefork has its calls in this process."""
+    """Wait: the worker stops warmly, and another pool than prefork has its calls here."""
     land()
 
 
 @_when(signals.task_postrun)
 def _task_has_run(task: Any, **_: Any) -> None:
-    """The last task of a child ends when nothing is in flight: it is given no other until then."""
+    """Count it. A child's last one ends when nothing is in flight: no other comes until then."""
     global _tasks
     if not task.request.is_eager:
         _tasks += 1
@@ -173,7 +173,7 @@ def _task_has_run(task: Any, **_: Any) -> None:
 
 
 def _is_replaced_now(child: Any) -> bool:
-    """A child of the prefork pool that has run as many, or needs as much memory, as it may."""
+    """Whether a child of the prefork pool ran as many tasks, or has as much memory, as it may."""
     most_kb = getattr(child, "max_memory_per_child", None) or math.inf
     return _tasks >= (getattr(child, "maxtasks", None) or math.inf) or mem_rss() > most_kb
 

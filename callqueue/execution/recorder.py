@@ -58,7 +58,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
 
 
 def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:
-    """The count of those still this worker's. `lazily`: the commit does not wait for the disk."""
+    """Write those still this worker's; the count. `lazily`: the commit waits for no disk."""
 
     def work(locked: Locked) -> Sequence[Result]:
         rows = [_columns_of_attempt(result, locked.reading) for result in results]

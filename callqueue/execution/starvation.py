@@ -35,7 +35,7 @@ class Shortage:
         self._seconds = FIRST
 
     def begin(self, why: str) -> None:
-        """A call was given back. Longer each time, where the last one was of no help."""
+        """Take no calls for a while: one was given back. Longer each time that it is of no help."""
         now = time.monotonic()
         if now < self._until:
             return  # one that was begun before

@@ -272,7 +272,7 @@ class _Adapter(HTTPAdapter):
         return pool_of(here.place, here.trip.policy)
 
     def cert_verify(self, *_: Any, **__: Any) -> None:
-        """The connection's own context verifies."""
+        """Do nothing: the connection's own context verifies."""
 
     def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
         return request.path_url
@@ -295,7 +295,7 @@ _session.mount("https://", _Adapter(max_retries=0))
 
 
 def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> None:
-    """The request and its answer, body read. Whatever is raised, `answer` says how far this got."""
+    """Send it, and read its answer. Whatever is raised, `answer` says how far this got."""
     url = prepared.url or ""
     here.place, here.trip = _checked_place(url, trip.policy), trip
     began = now()

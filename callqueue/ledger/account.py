@@ -284,7 +284,7 @@ class Account:
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
             is_open = {rule: self.open_by_rule[rule] for rule in self.rules}
-            print_ = memo.print_of(tuple(budgets))
+            print_ = memo.fingerprint_of(tuple(budgets))
             self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
 
     def known(self) -> dict[str, Any]:
@@ -316,7 +316,7 @@ class Account:
     # --- open attempts
 
     def _read_open(self) -> None:
-        """Over no more columns than the budgets tell apart; a sample where no budget asks."""
+        """Sum up what is open, by the columns that budgets tell apart; a sample where none asks."""
         budgets = [b for b in self.budgets if self.is_whole or b.id not in self.tallies]
         formers = sorted({former for budget in budgets for former in budget.former})
         columns, by_rule = self._columns_told_apart(budgets), _by_rule(budgets)

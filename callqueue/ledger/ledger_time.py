@@ -383,8 +383,8 @@ def _bring_to_now(using: str, now: datetime) -> None:
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
-    """Backoffs and permits' deadlines get no longer, those neither that were over, and nobody had
-    seen it. Appointments stay, and locked calls.
+    """Bring backoffs and permits' deadlines back, so that they get no longer; those that were over
+    unseen, too. Appointments stay, and locked calls.
     """
     waiting, now = tables.calls(using).waiting(), from_us(reading.wall)
     retries = waiting.filter(status=states.ERROR, ready=False)

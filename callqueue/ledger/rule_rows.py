@@ -33,7 +33,7 @@ def try_lock(using: str, rules: Collection[str]) -> bool:
 
 
 def forget_room(using: str, memos: Mapping[str, dict[str, Any]]) -> None:
-    """A hold was laid on these rules. Their rows are locked, and these are their memos."""
+    """Have known room forgotten, after a hold was laid. With the rows locked, by their memos."""
     laid = {rule: {**memo, "laid": memo.get("laid", 0) + 1} for rule, memo in memos.items()}
     fresh = [{"pk": rule, "memo": memo} for rule, memo in laid.items()]
     database.update_each(tables.RuleState, using, fresh)

@@ -90,7 +90,7 @@ class Tallies:
             self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()))
 
     def know(self, rows: Iterable[tally_rows.Stored]) -> None:
-        """(value, used, full_at, pk) of some. What is known may be newer."""
+        """Take in rows: (value, used, full_at, pk). What is known may be newer."""
         for value, used, full_at, pk in rows:
             self.by_value.setdefault(value, Tally(used, full_at, pk))
 

@@ -80,7 +80,7 @@ class _Keeper:
 
     @property
     def is_stuck(self) -> bool:
-        """For so long at one piece that others go elsewhere: its caller may have its rows."""
+        """Whether one piece takes so long that others go elsewhere: its caller may lock it."""
         return self.began is not None and time.monotonic() - self.began > STUCK
 
     def _run(self) -> None:
@@ -132,7 +132,7 @@ def _hand_over(using: str, work: Callable[[], T]) -> Future[T]:
 
 
 def _after_fork() -> None:
-    """A child has none of these threads. It keeps their connections open: they are the parent's."""
+    """Have a child forget these threads, and keep their connections open: they are the parent's."""
     _of_parents.extend(_keepers.values())
     _keepers.clear()
     _lock.release()

@@ -37,7 +37,7 @@ class Permit:
         self._using, self.job = using, job
         self._cost: Any = None
         self._why: str | None = None  # the provider refused it, and asked for a hold
-        self._sent_at: datetime | None = None  # by the database's clock
+        self._sent_at: datetime | None = None  # in ledger time
         self._has_ended = False
 
     @property

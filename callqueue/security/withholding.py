@@ -349,7 +349,7 @@ def cleaned(text: str) -> str:
 
 
 def _tells_nothing(record: logging.LogRecord) -> bool:
-    """Neither its text, its traceback nor what was given beside them tells a secret in hand."""
+    """Whether neither its text, its traceback nor its arguments tell a secret in hand."""
     values = _in_hand.get()[0]
     if not values:
         return True

@@ -198,7 +198,7 @@ def _path(data: Mapping[str, Any]) -> str:
 
 
 def _check_key_parts(key: str, rule: Rule, name: str) -> None:
-    """A plain key under limits that are all per named keys would count nowhere: say so."""
+    """InvalidCall for a plain key under limits all per named keys: it would count nowhere."""
     pers = {limit.per for limit in rule.limits if limit.is_keyed}
     if key and not key.startswith("{") and pers and "key" not in pers:
         wanted = ", ".join(f"{per!r}: ..." for per in sorted(pers))

@@ -90,7 +90,7 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
 
 
 def tell(using: str, rows: Sequence[Row]) -> int:
-    """When unanswered ones were sent, if still their worker's; the count. Rows: pk, worker."""
+    """Write when open ones were sent, if still their worker's; the count. Rows: pk, worker."""
     return _of_their_workers(using, rows)
 
 
@@ -152,7 +152,7 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def undo_begun(using: str, worker: str) -> int:
-    """What a pass has begun for this worker, who has made none; the count of calls. First it is as
+    """Void what a pass has begun for this worker, who made none; the count of calls. First it is as
     if nobody had begun it: what somebody has locked is taken back by recovery then, and not lost.
     """
     begun = tables.attempts(using).open().filter(worker=worker)
@@ -223,7 +223,7 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
 
 
 def fail(using: str, reasons: Mapping[int, str]) -> None:
-    """Each with its reason. In a transaction that has them locked; announces nothing."""
+    """Fail calls, each with its reason. In a transaction that locked them; announces nothing."""
     waiting = tables.calls(using).filter(status__in=Move.FAIL.sources)
     alike: dict[str, list[int]] = {}
     for pk, why in reasons.items():
@@ -252,7 +252,7 @@ def cancel(using: str, pks: Sequence[int]) -> int:
 
 
 def settle(using: str, call: CallQueue, status: int, why: str) -> bool:
-    """DONE or FAILED, as the rule's hook said; False where it has gone on since it was read."""
+    """End it DONE or FAILED, as the rule's hook said; False where it has gone on since."""
     columns = {**ended(status), "error_message": why[:LONGEST_MESSAGE]}
     changed = bool(_unsettled(using, call).update(**columns))
     if changed:
@@ -301,7 +301,7 @@ _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at":
 def _requeue(
     using: str, pks: Sequence[int], move: Move, columns: Mapping[str, Any] | None = None
 ) -> int:
-    """NEW, with these columns; the count. No permits: the code that would make them has gone on."""
+    """Make them NEW, with these columns; the count. No permits: their code has gone on."""
     calls, as_new = tables.calls(using), {**_as_new(), **(columns or {})}
     found = calls_to_change(using, pks, "unique_key", "status", "method")
     keys = [
