@@ -53,7 +53,7 @@ NO_ROOM = Room(0, 0)
 class Wait:
     """What the calls wait for that a pass leaves behind; `a | b` is what those of both wait for."""
 
-    until: Us | None = None  # when the first may go, on the database's clock
+    until: Us | None = None  # when the first may go, in ledger time
     on_answer: bool = False
     is_unfinished: bool = False  # for nothing: the pass did not come to look at them
     is_mid_round: bool = False  # it did not come to the last of the keys that take turns

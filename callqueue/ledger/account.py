@@ -284,7 +284,7 @@ class Account:
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
             is_open = {rule: self.open_by_rule[rule] for rule in self.rules}
-            print_ = memo.fingerprint_of(tuple(budgets))
+            print_ = memo.budgets_print(tuple(budgets))
             self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
 
     def known(self) -> dict[str, Any]:

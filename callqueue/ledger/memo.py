@@ -157,7 +157,7 @@ class KnownRoom:
     ) -> bool:
         """Whether it holds at `now` for these budgets, and there is some in each."""
         is_of_now = self.moved == moved and self.at <= now and self.laid == laid
-        return is_of_now and all(self.free.values()) and self.print == fingerprint_of(tuple(budgets))
+        return is_of_now and all(self.free.values()) and self.print == budgets_print(tuple(budgets))
 
 
 def promises_more(kept: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
@@ -176,6 +176,6 @@ def known_room_budgets(book: Book, rules: Sequence[str]) -> list[Budget] | None:
 
 
 @lru_cache(maxsize=4096)
-def fingerprint_of(budgets: tuple[Budget, ...]) -> str:
+def budgets_print(budgets: tuple[Budget, ...]) -> str:
     text = " ".join(f"{one.id} {fingerprint(one)}" for one in budgets)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

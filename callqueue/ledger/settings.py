@@ -31,7 +31,7 @@ from callqueue.limits.in_force import (
 
 # seconds without a sign of life, which comes every five, after which an opinion counts no more
 SILENCE, SIGN = 20.0, 5.0
-# silence by the database's clock, by which those judge that have not watched for SILENCE seconds
+# silence by ledger time, by which those judge that have not watched for SILENCE seconds
 LONG_SILENCE = timedelta(minutes=5)
 # seconds without a look at the others, after which they are watched afresh: the database may have
 # been away, and for them as well

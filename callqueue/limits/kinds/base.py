@@ -1,6 +1,6 @@
 """What every kind of limit is: the arithmetic that says when a call may go.
 
-Instants are whole microseconds since the epoch, on the database's clock. Pure: `now` is an
+Instants are whole microseconds since the epoch, in ledger time. Pure: `now` is an
 argument. docs/explanation/ledger.md gives the argument for why this never exceeds a limit.
 """
 
