@@ -53,7 +53,7 @@ class CallQueueBackend(BaseTaskBackend):
     supports_priority = True
 
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
-        """In the caller's transaction. TypeError for arguments that are no JSON."""
+        """Send it in the caller's transaction. TypeError for arguments that are no JSON."""
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         params = {
@@ -63,8 +63,8 @@ class CallQueueBackend(BaseTaskBackend):
         call = self._calls.send(
             {"method": METHOD, "params": params},
             rule=self._rule(task.queue_name),
-            key=self._asked("key", task, args, kwargs) or "",
-            cost=self._asked("cost", task, args, kwargs),
+            key=self._option("key", task, args, kwargs) or "",
+            cost=self._option("cost", task, args, kwargs),
             priority=int(task.priority),
             not_before=task.run_after,
         )
@@ -75,7 +75,7 @@ class CallQueueBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """By the result's id, which is the call's. TaskResultDoesNotExist where there is none."""
+        """The result of this id, which is its call's, or TaskResultDoesNotExist."""
         text = str(result_id)
         is_key = text.isascii() and text.isdigit() and len(text) <= 18
         call = self._calls.filter(pk=int(text), method=METHOD).first() if is_key else None
@@ -126,10 +126,10 @@ class CallQueueBackend(BaseTaskBackend):
             # work that is done is not done again because its value cannot be kept
             failure = GiveUp if has_returned else RetryLater
             # within the handler of the exception: Django's own listener logs its traceback
-            return self._ended(context, result, failure(_told(error)))
-        return self._ended(context, result, outcome)
+            return self._finish(context, result, failure(_text_of(error)))
+        return self._finish(context, result, outcome)
 
-    def _ended(self, context: Context, result: TaskResult[..., Any], outcome: Outcome) -> Outcome:
+    def _finish(self, context: Context, result: TaskResult[..., Any], outcome: Outcome) -> Outcome:
         """Tell the listeners of task_finished what will be recorded, if no more attempts follow."""
         is_last = isinstance(outcome, RetryLater) and context.is_last
         if is_last or isinstance(outcome, Succeeded | GiveUp):
@@ -151,7 +151,8 @@ class CallQueueBackend(BaseTaskBackend):
         rule: str | None = self.options.get("rules", {}).get(queue) or own
         return rule or self.options.get("rule")
 
-    def _asked(self, name: str, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
+    def _option(self, name: str, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
+        """What OPTIONS say of this call; None where they do not."""
         option = self.options.get(name)
         option = import_string(option) if isinstance(option, str) else option
         return option(task, args, kwargs) if callable(option) else option
@@ -185,13 +186,13 @@ class CallQueueBackend(BaseTaskBackend):
 
 
 @cache
-def _discover() -> None:
+def _discover_tasks() -> None:
     autodiscover_modules("tasks")
 
 
 def _registered(path: str) -> Task[..., Any]:
     """LookupError where there is none: nothing is imported because a row names it."""
-    _discover()
+    _discover_tasks()
     found = _loaded(path)
     if not isinstance(found, Task) or found.module_path != path:
         raise LookupError(
@@ -209,14 +210,14 @@ def _loaded(path: str) -> Any:
 def _kept(value: Any, context: Context) -> Any:
     """The value as JSON. TypeError where it is none, ValueError where it is too long."""
     config = conf.current()
-    value, most = normalize_json(value), config.keep(config.rules.get(context.rule))
+    value, most = normalize_json(value), config.kept_bytes(config.rules.get(context.rule))
     if (size := len(json.dumps(value))) > most:
         raise ValueError(f"the return value has {size} bytes, KEEP_RESPONSE_BYTES keeps {most}")
     return value
 
 
 def _put(result: TaskResult[..., Any], **values: Any) -> None:
-    """Results are frozen; their backend is who writes them."""
+    """Write a result's fields: results are frozen, but for their backend."""
     for name, value in values.items():
         object.__setattr__(result, name, value)
 
@@ -238,7 +239,7 @@ def _errors(call: CallQueue, attempts: list[Any]) -> list[TaskError]:
 
 
 def _error(message: str) -> TaskError:
-    """By the recorded text. Its class is one that is loaded: the API imports what it is named."""
+    """An error by its recorded text, of a class that is loaded: the API imports what it names."""
     raised = _RAISED.match(message)
     kind = _loaded(raised[1]) if raised else None
     is_error = isinstance(kind, type) and issubclass(kind, BaseException)
@@ -246,7 +247,7 @@ def _error(message: str) -> TaskError:
     return TaskError(exception_class_path=path, traceback=message.partition("\n")[2] or message)
 
 
-def _told(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     kind = type(error)
     words = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")
     head = cleaned(words).replace("\n", " ")[:HEAD]

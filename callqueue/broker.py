@@ -64,7 +64,7 @@ def naming(using: str) -> dict[str, Any]:
 
 
 def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-    """By a thread, soon; at once where tasks run eagerly. What the broker refuses is dropped."""
+    """Send it in a thread, soon; at once where tasks run eagerly. A refused one is dropped."""
     from celery import current_app
 
     if current_app.conf.task_always_eager and not is_in_this_process():
@@ -167,12 +167,12 @@ def address(app: Any) -> str:
         return ""
     try:
         connection = app.connection_for_write()
-        return ";".join(map(_place, connection.alt or [connection.as_uri()]))
+        return ";".join(map(_without_credentials, connection.alt or [connection.as_uri()]))
     except (ImportError, ValueError):
         return ""
 
 
-def _place(url: str) -> str:
+def _without_credentials(url: str) -> str:
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if rest else scheme
 

@@ -88,10 +88,10 @@ def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> i
     """
     late = time.monotonic() + SENDING
     owed = _owed(using).filter(pk__in=call_ids)
-    due, claim = database.persist(using, lambda: _claimed(using, owed), during="callback")
+    due, claim = database.persist(using, lambda: _claim(using, owed), during="callback")
     if not due:
         return 0
-    sent, refused = _sent(using, due, late, tell_results)
+    sent, refused = _send(using, due, late, tell_results)
     tried = {*sent, *refused}
     _notify([one for one in due if one.pk in tried and not one.callback_heard])
     mine = [one.pk for one in due]
@@ -167,8 +167,8 @@ def _is_past(name: str, until: datetime) -> Q:
     return Q(**{f"{name}__lt": until}) | Q(**{f"{name}__gt": until + AHEAD})
 
 
-def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
-    """Those that nobody else announces, and the claim. The untried come first."""
+def _claim(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
+    """Claim those that nobody else announces, the untried first; they, and until when."""
     with database.writing(using):
         now = database.clock(using)
         in_turn = owed.filter(_is_free("callback_at", now)).only(
@@ -185,7 +185,7 @@ def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
 def _settle(
     using: str, mine: Sequence[int], claim: datetime, sent: Sequence[int], refused: Sequence[int]
 ) -> None:
-    """A call that has gone on meanwhile has ended anew, or will: it owes something else then."""
+    """Note what was sent and refused. A call that has gone on since owes something else then."""
     claimed = _owed(using).filter(callback_at=claim)
     claimed.filter(pk__in=sent).update(callback_pending=False)
     if refused:
@@ -196,15 +196,15 @@ def _settle(
         claimed.filter(pk__in=mine).update(callback_at=None, callback_ask_at=None)
 
 
-def _sent(
+def _send(
     using: str, due: Sequence[Any], late: float, tell_results: TellResults
 ) -> tuple[list[int], list[int]]:
-    """The calls of which all is sent, and those refused, once each. Stops when it is late
-    (monotonic).
+    """Send what these calls owe; those of which all is sent, and those refused. Each callback is
+    refused once. Stops when it is late (monotonic).
     """
     ended = [one.pk for one in due if tells_results(one.status)]
     untold = database.persist(using, lambda: _tasks(using, ended), during="callback")
-    left = set[int]() if _are_told(using, untold, tell_results) else set(untold)
+    left = set[int]() if _tell_backend(using, untold, tell_results) else set(untold)
     sent: list[int] = []
     bad: set[str | None] = set()
     for call in due:
@@ -212,7 +212,7 @@ def _sent(
             left.add(call.pk)
         elif time.monotonic() > late:
             continue
-        elif call.callback and not _is_sent(
+        elif call.callback and not _send_callback(
             call.callback, (call.pk, conf.NAMES_OF_STATUS[call.status])
         ):
             bad.add(call.callback)
@@ -232,7 +232,7 @@ def _tasks(using: str, call_ids: Sequence[int]) -> list[int]:
     return found
 
 
-def _are_told(using: str, call_ids: Sequence[int], tell_results: TellResults) -> bool:
+def _tell_backend(using: str, call_ids: Sequence[int], tell_results: TellResults) -> bool:
     try:
         if call_ids:
             tell_results(using, call_ids)
@@ -242,8 +242,8 @@ def _are_told(using: str, call_ids: Sequence[int], tell_results: TellResults) ->
     return True
 
 
-def _is_sent(task: str, args: tuple[Any, ...]) -> bool:
-    """Whether the broker has the message, or the task ran here; else it is tried again."""
+def _send_callback(task: str, args: tuple[Any, ...]) -> bool:
+    """Send a callback; whether the broker took it, or it ran here. Else it is tried again."""
     if broker.is_in_this_process():
         try:
             broker.run_by_name(current_app, task, args, seconds=RUNNING)

@@ -78,7 +78,7 @@ class Reading:
         return 0 if least - slack <= went <= most + slack else went - least
 
     def is_off(self, later: Reading) -> bool:
-        """Ledger time goes on as time does only if the clocks drift apart, or not even then."""
+        """Whether ledger time did not go on as time did: the clocks drift, or one was set."""
         least, most, _ = self._bounds(later)
         return not least - TOLERANCE <= later.at - self.at <= most + TOLERANCE
 

@@ -54,10 +54,10 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
         self.bound_to = bound_to
 
-    def written(self, value: Any) -> str:
+    def to_text(self, value: Any) -> str:
         raise NotImplementedError
 
-    def read(self, text: str) -> Any:
+    def from_text(self, text: str) -> Any:
         raise NotImplementedError
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
@@ -80,9 +80,9 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         own = compiler.connection.ops.quote_name(self.column)
         if column != own or not dot or not conf.current().encryption_keys:
             return super().select_format(compiler, sql, params)
-        return self.selected(compiler.connection, table), params
+        return self.selected_sql(compiler.connection, table), params
 
-    def selected(self, connection: Any, table: str) -> str:
+    def selected_sql(self, connection: Any, table: str) -> str:
         quote, bound_to = connection.ops.quote_name, self.model._meta.get_field(self.bound_to)
         identity = f"{table}.{quote(bound_to.column)}"  # type: ignore[union-attr]
         value = f"{table}.{quote(self.column)}"
@@ -103,7 +103,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         data = value.value if isinstance(value, Bound) else value
         if data is None or hasattr(data, "as_sql"):
             return data
-        text, keys = self.written(data), conf.current().encryption_keys
+        text, keys = self.to_text(data), conf.current().encryption_keys
         if not text or not keys:
             return f"{PLAIN}:{text}" if text.startswith((SEALED, PLAIN, _ROW)) else text
         from callqueue.security.encryption import seal
@@ -116,12 +116,12 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         if text is None:
             return None
         if not text.startswith(f"{SEALED}:"):
-            return self.read(text.removeprefix(f"{PLAIN}:"))
-        opened = self.opened(text[len(SEALED) + 1 :], row)
-        return self.unreadable if opened is None else self.read(opened)
+            return self.from_text(text.removeprefix(f"{PLAIN}:"))
+        opened = self.decrypted(text[len(SEALED) + 1 :], row)
+        return self.unreadable if opened is None else self.from_text(opened)
 
-    def opened(self, token: str, row: str) -> str | None:
-        """None where no key opens it here. `row` is empty where it was read without."""
+    def decrypted(self, token: str, row: str) -> str | None:
+        """Its text; None where no key opens it here. `row` is empty where it was read without."""
         from callqueue.security.encryption import EncryptionUnavailable, Unreadable, open_sealed
 
         try:
@@ -141,29 +141,29 @@ class SealedJSONField(_Sealed):
     _pyi_private_get_type: Any
     _pyi_private_set_type: Any
 
-    def written(self, value: Any) -> str:
+    def to_text(self, value: Any) -> str:
         return json.dumps(marked(value) if _has_marks(value) else value, separators=(",", ":"))
 
-    def read(self, text: str) -> Any:
+    def from_text(self, text: str) -> Any:
         try:
             return unmarked(json.loads(text)) if MARK in text else json.loads(text)
         except (ValueError, RecursionError):  # something else has written this
             return UNREADABLE
 
     def value_to_string(self, obj: Any) -> Any:
-        return self.written(self.value_from_object(obj))
+        return self.to_text(self.value_from_object(obj))
 
     def to_python(self, value: Any) -> Any:
-        return self.read(value) if isinstance(value, str) else value
+        return self.from_text(value) if isinstance(value, str) else value
 
 
 class ToldJSONField(SealedJSONField):
     """JSON that others say, in the nearest form that every database keeps."""
 
-    def written(self, value: Any) -> str:
-        text = super().written(value)
+    def to_text(self, value: Any) -> str:
+        text = super().to_text(value)
         if "\\u0000" in text or "\\ud" in text:  # to look is cheaper than to change every text
-            return super().written(texts.storable_json(value))
+            return super().to_text(texts.storable_json(value))
         return text
 
 
@@ -172,10 +172,10 @@ class SealedTextField(_Sealed):
 
     unreadable = UNREADABLE["$unreadable"]
 
-    def written(self, value: Any) -> str:
+    def to_text(self, value: Any) -> str:
         return texts.storable(str(value))
 
-    def read(self, text: str) -> Any:
+    def from_text(self, text: str) -> Any:
         return text
 
 
@@ -190,7 +190,7 @@ def one_call() -> int:
 
 
 def _has_marks(value: Any) -> bool:
-    """It has secrets, or names like their marks. Its repr takes half of json's time."""
+    """Whether it has secrets, or names like their marks. Its repr takes half of json's time."""
     text = repr(value)
     return MARK in text or "Secret(" in text
 

@@ -117,7 +117,7 @@ def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) 
 
 
 def _fits(account: ledger.Account, rule: str, key: str, cost: Any) -> bool:
-    """In every limit of its rule, on one of its queues at least."""
+    """Whether the cost fits in every limit of its rule, on one of its queues at least."""
     book = account.book
     return any(
         all(

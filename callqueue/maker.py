@@ -12,8 +12,8 @@ from celery import current_app
 from callqueue import broker, callbacks, clocks, conf
 from callqueue.dispatch import publisher
 from callqueue.dispatch.next_look import ROOMY, Room
-from callqueue.dispatch.release_pass import Begins, Begun
-from callqueue.execution import claim, in_flight, starvation
+from callqueue.dispatch.release_pass import Begun, Taker
+from callqueue.execution import claim, process, starvation
 from callqueue.handlers import HTTP_METHODS
 from callqueue.look.alive import RUN, WORKER
 
@@ -32,8 +32,8 @@ class Maker:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        in_flight.know_worker(self)
-        self.flight = in_flight.flight_of(using)
+        process.know_worker(self)
+        self.flight = process.flight_of(using)
 
     def room(self) -> Room:
         """What may be released now; nothing while this process lacks what calls need."""
@@ -41,19 +41,19 @@ class Maker:
         http = sum(job.call.method in HTTP_METHODS for job in under_way)
         handled = [job for job in under_way if job.call.method not in HTTP_METHODS]
         hung = min(HUNG, sum(job.lease_ends < now for job in handled))
-        most = 0 if starvation.pause.is_on else min(in_flight.most(), self.flight.crew.most())
+        most = 0 if starvation.shortage.is_on else min(process.most(), self.flight.crew.most())
         return Room(most - http, min(most, HANDLED + hung) - len(handled))
 
-    def begins(self) -> Begins:
-        return Begins(claim.name_worker(), claim.READS, partial(take_off, self.using))
+    def taker(self) -> Taker:
+        return Taker(claim.name_worker(), claim.READS, partial(take_off, self.using))
 
     def leave(self) -> None:
-        in_flight.tell_to_go()
+        process.tell_to_go()
         try:
-            in_flight.land()
+            process.land()
             broker.leave(callbacks.SENDING)
         finally:
-            in_flight.know_worker(None)
+            process.know_worker(None)
 
 
 class WorkersMaker:
@@ -69,22 +69,22 @@ class WorkersMaker:
     def room(self) -> Room:
         return ROOMY
 
-    def begins(self) -> Begins | None:
+    def taker(self) -> Taker | None:
         """Who begins the next pass's first calls; None where this process has enough to do."""
-        flight = in_flight.flight_of(self.using)
+        flight = process.flight_of(self.using)
         most = min(conf.current().in_workers - len(flight.under_way), flight.room())
         if most <= 0:
             return None
         suits = cache(is_consumed)
         suits("")  # now: a router of the project's is not asked with the rules' rows locked
         take = partial(take_off, self.using)
-        return Begins(claim.name_worker(), claim.READS, take, suits, most)
+        return Taker(claim.name_worker(), claim.READS, take, suits, most)
 
 
 def take_off(using: str, begun: Begun) -> Callable[[bool], None]:
     """Have these calls made, once what this returns is told that they are begun."""
     jobs = claim.take_begun(using, begun.rows, begun.reading)
-    return in_flight.flight_of(using).take_off(jobs)
+    return process.flight_of(using).take_off(jobs)
 
 
 def is_consumed(queue: str) -> bool:

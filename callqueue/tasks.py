@@ -11,7 +11,7 @@ from django.db.models import BigAutoField
 
 from callqueue import broker, callbacks, conf, database, events
 from callqueue.dispatch.dispenser import Dispenser, stand_by
-from callqueue.execution import executor, in_flight
+from callqueue.execution import executor, process
 from callqueue.integrations import queued_result
 from callqueue.look import alive
 from callqueue.maintenance import cleanup, reconcile, recovery
@@ -37,7 +37,7 @@ def make_api_call(
     request = make_api_call.request
     if request.is_eager or request.called_directly:
         return executor.execute(using, ids)
-    return (in_flight.make_here if here else in_flight.take)(using, ids, make_api_call)
+    return (process.make_here if here else process.take)(using, ids, make_api_call)
 
 
 def _ids(given: Sequence[Any]) -> list[int]:
@@ -47,8 +47,8 @@ def _ids(given: Sequence[Any]) -> list[int]:
 
 
 def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
-    """In a worker a connection that is kept between its messages; whoever runs the task in his own
-    process keeps his.
+    """The connection for a task: a worker's is kept between its messages; whoever runs the task in
+    his own process keeps his.
     """
     is_own = task.request.is_eager or task.request.called_directly
     return nullcontext() if is_own else database.kept_connection(using)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Make = Callable[["Job"], "Result"]
 
 
-def current() -> str | None:
+def traceparent() -> str | None:
     """The span that is recording now, as a W3C traceparent; None where there is none."""
     if trace is None or not trace.get_current_span().is_recording():
         return None

@@ -26,7 +26,7 @@ from callqueue import conf, events, texts
 from callqueue.dispatch.chores import HEARTBEAT, Chore
 from callqueue.dispatch.dispenser import Dispenser, name_of_process
 from callqueue.dispatch.publisher import MAKE_API_CALL
-from callqueue.execution import in_flight
+from callqueue.execution import process
 from callqueue.ledger import ledger_time
 from callqueue.look import alive
 from callqueue.maintenance import recovery
@@ -62,7 +62,7 @@ class Seat:
         self._file = _file_without_name()  # it is open as long as the worker runs
         # shared: the number, when who has it said something, and whether that was that it computes
         self._said = memoryview(mmap.mmap(-1, 24)).cast("d")
-        self._own = -1.0
+        self._own_number = -1.0
 
     def take(self, *, is_idle: bool) -> bool:
         """Have it, if no process has, or one that computes or is silent has, and this `is_idle`."""
@@ -73,7 +73,7 @@ class Seat:
             if not (is_idle and is_left and self._lock(number)):
                 return False
             self._said[0] = number
-        self._own = number
+        self._own_number = number
         self.say(computes=not is_idle)
         return True
 
@@ -82,16 +82,16 @@ class Seat:
         return not self._said[1]
 
     def is_own(self) -> bool:
-        return self._own == self._said[0]
+        return self._own_number == self._said[0]
 
     def say(self, *, computes: bool) -> None:
         if self.is_own():
             self._said[2], self._said[1] = computes, time.monotonic()
 
     def leave(self) -> None:
-        if fcntl is not None and self._own >= 0:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, int(self._own))
-        self._own = -1.0
+        if fcntl is not None and self._own_number >= 0:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, int(self._own_number))
+        self._own_number = -1.0
 
     def _lock(self, number: float) -> bool:
         try:
@@ -103,7 +103,7 @@ class Seat:
 
 
 def _file_without_name() -> IO[bytes]:
-    """In memory, where the system has that: a container may have no folder to write to."""
+    """A file in memory, where the system has that: a container may have no folder for one."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("callqueue-seat"), "w+b")
     return tempfile.TemporaryFile()
@@ -144,7 +144,7 @@ class Releaser:
             self._thread.join(LEAVING if seconds is None else min(LEAVING, seconds))
 
     def _is_over(self) -> bool:
-        return self._ends or in_flight.is_told_to_go()
+        return self._ends or process.is_told_to_go()
 
     def _may_not_release(self) -> bool:
         return self._is_over() or not self.seat.is_own()
@@ -175,7 +175,7 @@ class Releaser:
             time.sleep(WAIT)
 
     def _speak(self) -> None:
-        """Not by who releases, who may have to wait for a database."""
+        """Say that it has the seat. Who releases may have to wait for a database, so not there."""
         while self.seat.is_own():
             self.seat.say(computes=self.kind == alive.BUSY)
             time.sleep(WAIT)
@@ -192,13 +192,13 @@ class Releaser:
         try:
             dispenser.run(stop=self._stop)
             # Else another process of the worker goes on, by the same name.
-            if self._resigns or in_flight.is_told_to_go():
+            if self._resigns or process.is_told_to_go():
                 dispenser.leave()
         finally:
             self.is_releasing = False
 
     def _is_outranked(self) -> bool:
-        """A database that is away is waited for by the dispenser, which says so."""
+        """Whether another is to release, after the dead of this host have left."""
         try:
             _bury_dead(self.using, self.seat, overdue=OVERDUE)
             return alive.is_outranked(self.using, self.kind, self.seat.name, releases=False)
@@ -217,27 +217,27 @@ class Releaser:
 
 
 def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
-    """Workers of this host that were killed, whose signs of life are `overdue` by then: who comes
-    after them need not wait for their silence. One that runs, and is taken for dead since another
-    container has the same host's name, says so with its next sign of life.
+    """Have workers of this host leave that were killed, whose signs of life are `overdue`: who
+    comes after them need not wait for their silence. One that runs, and is taken for dead since
+    another container has the same host's name, says so with its next sign of life.
     """
     latest = ledger_time.now(using) - timedelta(seconds=overdue)
     for sign in alive.alive(using) if fcntl is not None else ():
         host, _, rest = sign.name.partition(":")
         is_workers = sign.kind in (alive.WORKER, alive.BUSY) and sign.name != seat.name
         is_here = is_workers and host == texts.host() and sign.at <= latest
-        if is_here and not _runs(int(rest.split(":")[0]), seat.worker):
+        if is_here and not _is_running(int(rest.split(":")[0]), seat.worker):
             recovery.take_leave(using, sign.name)
 
 
-def _runs(pid: int, own: int) -> bool:
+def _is_running(pid: int, own_pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return pid != own
+    return pid != own_pid  # of an earlier worker that had the same one, as in a container
 
 
 # --- What Celery tells
@@ -246,7 +246,7 @@ _seat: Seat | None = None
 _releaser: Releaser | None = None
 
 
-def _own() -> Releaser | None:
+def _releaser_here() -> Releaser | None:
     return _releaser if _releaser is not None and _releaser.pid == os.getpid() else None
 
 
@@ -256,9 +256,9 @@ def _may_release() -> bool:
     return bool(config.in_workers) and any(map(is_consumed, queues))
 
 
-def _begin() -> None:
+def _begin_releasing() -> None:
     global _releaser
-    if _seat is not None and _own() is None and _may_release():
+    if _seat is not None and _releaser_here() is None and _may_release():
         _releaser = Releaser(str(CallQueue.objects.db_for_write), _seat)
 
 
@@ -268,41 +268,41 @@ def _worker_begins(**_: Any) -> None:
 
 
 def _process_begins(**_: Any) -> None:
-    """The solo pool says so too, of the worker's own process."""
+    """Begin, but not in the worker's own process, of which the solo pool says so too."""
     if _seat is not None and _seat.worker != os.getpid():
-        _begin()
+        _begin_releasing()
 
 
 def _worker_is_ready(sender: Any, **_: Any) -> None:
-    """A worker that forks must have no threads."""
+    """Begin, unless the worker forks: then it must have no threads."""
     from celery.concurrency.prefork import TaskPool
 
     if not isinstance(sender.pool, TaskPool) or get_start_method() != "fork":
-        _begin()
+        _begin_releasing()
 
 
 def _worker_has_ended(**_: Any) -> None:
-    """Others need not wait for its silence: perhaps no process had the seat when it was told."""
+    """Take leave: others need not wait for its silence, and perhaps no process had the seat."""
     if _seat is not None and _may_release():
         with suppress(DatabaseError, InterfaceError):
             recovery.take_leave(str(CallQueue.objects.db_for_write), _seat.name)
 
 
 def _task_begins(task_id: str, task: Any, kwargs: Any, **_: Any) -> None:
-    """One that has HTTP calls made is soon done, or waits."""
-    own = _own()
+    """Note when it began, but not of one that has HTTP calls made: it is soon done, or waits."""
+    own = _releaser_here()
     if own is not None and (task.name != MAKE_API_CALL or (kwargs or {}).get("here")):
         own.tasks[task_id] = time.monotonic()
 
 
 def _task_ends(task_id: str, **_: Any) -> None:
-    own = _own()
+    own = _releaser_here()
     if own is not None:
         own.tasks.pop(task_id, None)
 
 
 def _process_ends(seconds: float | None) -> None:
-    own = _own()
+    own = _releaser_here()
     if own is not None:
         own.end(seconds)
 
@@ -313,4 +313,4 @@ signals.worker_ready.connect(_worker_is_ready, weak=False)
 signals.worker_shutdown.connect(_worker_has_ended, weak=False)
 signals.task_prerun.connect(_task_begins, weak=False)
 signals.task_postrun.connect(_task_ends, weak=False)
-in_flight.before_landing.append(_process_ends)
+process.before_landing.append(_process_ends)

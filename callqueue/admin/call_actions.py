@@ -22,7 +22,7 @@ from callqueue import conf, states
 from callqueue.admin.base import OwnAdmin, may, user_id
 from callqueue.admin.lists import RuleFilter, StatusFilter, number_in
 from callqueue.admin.rule_actions import rule_url
-from callqueue.admin.rule_page import ends
+from callqueue.admin.rule_page import done_in_words
 from callqueue.control import bulk
 from callqueue.history import errors
 from callqueue.look import look, words
@@ -134,7 +134,7 @@ class CallActions(OwnAdmin):
             "others": max(0, len(counts) - LISTED),
             "shown": words.count(able),
             "chosen": self._chosen(request, form),
-            "about": _about(picked),
+            "about": _common_errors(picked),
             "looked_at": words.count(LOOKED_AT),
             "has_unknown": action == REQUEUE and states.UNKNOWN in found,
             "has_done": action == REQUEUE and states.DONE in found,
@@ -193,7 +193,7 @@ def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
     return Counter({(rule, status): count for rule, status, count in counted})
 
 
-def _about(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
+def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
     failed = calls.exclude(error_message="")
     some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
     pairs = Counter((rule, errors.shown(why)) for rule, why in some)
@@ -212,5 +212,5 @@ def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
     done = [(rule.seconds(more=more[rule.name]), rule) for rule in seen]
     if done:
         seconds, last = max(done, key=lambda one: float("inf") if one[0] is None else one[0])
-        said.insert(0, f"{last.name}: {ends(last, seconds)}")
+        said.insert(0, f"{last.name}: {done_in_words(last, seconds)}")
     return said

@@ -117,7 +117,7 @@ def _laid_over(edited: Any, seen: Any, stored: Any, path: str) -> Any:
 
 
 def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
-    """A call stays what it is, and what is hidden is neither shown nor sent elsewhere."""
+    """InvalidCall unless it stays what it is, and shows and sends nothing hidden elsewhere."""
     if _differs(_kind(laid), _kind(stored)):
         raise InvalidCall(
             "call_data",
@@ -170,7 +170,7 @@ def _hidden(value: Any) -> str:
 
 
 def _differs(one: Any, other: Any) -> bool:
-    """As JSON: to Python, 1 is True and 1.0, and the order of names says nothing."""
+    """Whether they do as JSON: to Python, 1 is True and 1.0, and names have no order."""
     return json.dumps(one, default=repr) != json.dumps(other, default=repr)
 
 

@@ -57,8 +57,8 @@ class HoldAdmin(_ViewOnly):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Hold]:
         rows = super().get_queryset(request)
-        frame = LedgerState.objects.using(rows.db).values("moved")
-        found: QuerySet[Hold] = rows.annotate(now=LedgerNow(), moved=Coalesce(Subquery(frame), 0))
+        moved = LedgerState.objects.using(rows.db).values("moved")
+        found: QuerySet[Hold] = rows.annotate(now=LedgerNow(), moved=Coalesce(Subquery(moved), 0))
         return found
 
     @admin.display(description=_("state"))

@@ -112,37 +112,38 @@ def _resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> str:
     return said
 
 
-def _change(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
+def _change_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
     if "confirm" not in request.POST:
-        return _preview(request, admin, rule, request.POST)
+        return _limit_page(request, admin, rule, request.POST)
     budget_id, rate = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
     conf.current().rule(rule)
-    before = _found(rule, budget_id, settings.book_in_force(using()).budgets.get(rule, ()))
+    before = _budget_of(rule, budget_id, settings.book_in_force(using()).budgets.get(rule, ()))
     now = control.change_limit(using(), rule, budget_id, rate or None)
     values = {"limit": budget_id, "before": before.limit.rate_text, "now": now}
     return _("Limit %(limit)s changed from %(before)s to %(now)s.") % values
 
 
-def preview(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
+def preview_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
     """What another rate would do: for all who may look."""
     try:
-        return _preview(request, admin, rule, request.GET)
+        return _limit_page(request, admin, rule, request.GET)
     except REFUSED as error:
         return _refused(request, rule, error)
 
 
-def _preview(
+def _limit_page(
     request: HttpRequest, admin: OwnAdmin, rule: str, asked: Mapping[str, str]
 ) -> HttpResponse:
+    """What the rate that is asked for would change; raises one of REFUSED."""
     budget_id, rate = asked.get("limit", ""), asked.get("rate", "").strip()
     config = conf.current()
     config.rule(rule)
-    own = _found(rule, budget_id, config.book.budgets[rule])
-    wanted = rate or own.limit.rate_text
-    limit = own.limit.with_rate(wanted)
+    stated = _budget_of(rule, budget_id, config.book.budgets[rule]).limit
+    wanted = rate or stated.rate_text
+    limit = stated.with_rate(wanted)
     after = look(using(), rates={budget_id: wanted})
     before = after.before or after
-    budget = _found(rule, budget_id, before.book.budgets[rule])
+    budget = _budget_of(rule, budget_id, before.book.budgets[rule])
     rules = sorted(
         (name for name in budget.rules if name in config.rules), key=lambda name: name != rule
     )
@@ -153,24 +154,24 @@ def _preview(
         "limit_id": budget_id,
         "rate": rate,
         "wanted": wanted,
-        "said": [one for one in notes(before) if one.what == "dispenser" and one.kind == "bad"],
+        "warnings": [one for one in notes(before) if one.what == "dispenser" and one.kind == "bad"],
         "limit": budget.limit,
-        "concerned": [_concerned(before.rule(name), after.rule(name)) for name in rules],
-        "told": _against_traffic([before.rule(name) for name in rules], limit),
+        "rules": [_before_and_after(before.rule(name), after.rule(name)) for name in rules],
+        "too_low": _against_traffic([before.rule(name) for name in rules], limit),
     }
     title = _("Change a limit of %s?") % rule
     return admin.page(request, "confirm_limit.html", title, context)
 
 
-def _concerned(before: RuleLook, after: RuleLook) -> dict[str, Any]:
+def _before_and_after(before: RuleLook, after: RuleLook) -> dict[str, Any]:
     old, new = before.seconds(), after.seconds()
     return {
         "name": before.name,
         "waiting": words.count(before.waits.ready),
         "in": words.rate(before.incoming),
         "out": words.rate(before.pace.per_second),
-        "before": in_words(old),
-        "after": in_words(new),
+        "before": _duration(old),
+        "after": _duration(new),
         "is_longer": old is not None and (new is None or new > old),
     }
 
@@ -189,7 +190,7 @@ def _against_traffic(rules: Sequence[RuleLook], limit: Limit) -> str:
     return text % {**values, "more": words.rate(incoming - allowed)}
 
 
-def _found(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
+def _budget_of(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
     found = {budget.known_as: budget for budget in budgets}
     if budget_id not in found:
         why = _("rule %(rule)r has no limit %(limit)r") % {"rule": rule, "limit": budget_id}
@@ -200,11 +201,11 @@ def _found(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
 _ACTS: dict[str, Callable[[HttpRequest, OwnAdmin, str], HttpResponse | str]] = {
     "pause": _pause,
     "resume": _resume,
-    "limit": _change,
+    "limit": _change_limit,
 }
 
 
-def in_words(seconds: float | None) -> str:
+def _duration(seconds: float | None) -> str:
     return _("no estimate") if seconds is None else words.duration(seconds)
 
 

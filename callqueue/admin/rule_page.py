@@ -39,7 +39,7 @@ WIDTH, HEIGHT = 620, 130  # of a chart
 LEFT, TOP, BOTTOM = 56, 10, 22  # room for its axes
 EVERY = 16  # stretches from one time on its axis to the next
 COUNTS = ("sent", "done", "failed", "throttled")
-WHY = {
+WHY_NO_ESTIMATE = {
     "no_dispenser": gettext_lazy("no estimate: no dispenser runs"),
     "no_workers": gettext_lazy("no estimate: no worker takes its calls"),
     "held": gettext_lazy("no estimate: held until someone resumes it"),
@@ -57,7 +57,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     if name not in conf.current().rules:
         raise Http404(_("There is no rule %s in the settings.") % name)
     if "limit" in request.GET:
-        return rule_actions.preview(request, admin, name)
+        return rule_actions.preview_limit(request, admin, name)
     seen = look(using(), rules=[name])
     rule, now, sees_holds = seen.rule(name), seen.time, may_see_holds(request)
     context = {
@@ -65,7 +65,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         "states": dashboard.states(rule),
         "notes": [one for one in notes(seen) if one.kind != WELL and one.what not in SHOWN_BELOW],
         "figures": _figures(rule),
-        "ends": ends(rule, rule.seconds()) if rule.waits.ready else _("nothing waits"),
+        "ends": done_in_words(rule, rule.seconds()) if rule.waits.ready else _("nothing waits"),
         # Which keys are held is for those who may see holds.
         "holds": [one for one in rule.holds if one.per == "rule" or sees_holds],
         "more_holds": max(0, rule.keys_held - sum(one.is_on_keys for one in rule.holds)),
@@ -101,10 +101,10 @@ def _figures(rule: RuleLook) -> list[tuple[str, str]]:
     ]
 
 
-def ends(rule: RuleLook, seconds: float | None) -> str:
+def done_in_words(rule: RuleLook, seconds: float | None) -> str:
     """When a backlog is done, in words; or why nobody can say."""
     if seconds is None:
-        why = WHY.get(rule.why_unknown)
+        why = WHY_NO_ESTIMATE.get(rule.why_unknown)
         return str(why or _("no estimate: calls that go before its own take all of a limit"))
     at = words.in_so_long(rule.shown(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
@@ -227,7 +227,7 @@ def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
         "answers": _within(lately.answers),
         "chart": _bars([start for start, _ in stretches], drawn, _("Last 24 hours")),
         "chart_rows": [
-            (_time_of(start), _counts(one)) for start, one in stretches[::-1] if one.sent
+            (_hour_and_minute(start), _counts(one)) for start, one in stretches[::-1] if one.sent
         ],
         "summed": seen.summed_until and words.clock_time(seen.shown(seen.summed_until), here),
     }
@@ -267,7 +267,7 @@ def _bars(starts: Sequence[int], values: Mapping[str, Sequence[int]], says: str)
         drawn.append(f'<text x="{LEFT - 5}" y="{y + 4}" text-anchor="end">{label}</text>')
     for place in range(0, len(starts) - EVERY // 3, EVERY):
         x = LEFT + place * step
-        drawn.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}">{_time_of(starts[place])}</text>')
+        drawn.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}">{_hour_and_minute(starts[place])}</text>')
     for place in range(len(starts)):
         low, x = float(TOP + room), LEFT + place * step
         for kind, counts in values.items():
@@ -284,5 +284,5 @@ def _bars(starts: Sequence[int], values: Mapping[str, Sequence[int]], says: str)
     )
 
 
-def _time_of(start: int) -> str:
-    return f"{timezone.localtime(datetime.fromtimestamp(start, UTC)):%H:%M}"
+def _hour_and_minute(unix_s: int) -> str:
+    return f"{timezone.localtime(datetime.fromtimestamp(unix_s, UTC)):%H:%M}"

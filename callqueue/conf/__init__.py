@@ -67,7 +67,7 @@ class Config:
                 f"there is no rule {name!r}{suggest(str(name), self.book.rules)}"
             ) from None
 
-    def keep(self, rule: Rule | None) -> int:
+    def kept_bytes(self, rule: Rule | None) -> int:
         own = rule.keep_response_bytes if rule else None
         return self.keep_response_bytes if own is None else own
 

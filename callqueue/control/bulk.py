@@ -106,7 +106,7 @@ def picked(using: str, pick: Pick) -> Any:
     if text := validation.check_key(pick.key):
         rows = rows.filter(key=text)
     if pick.since is not None:
-        rows = rows.filter(_since(using, pick.since))
+        rows = rows.filter(_within_last(using, pick.since))
     return rows
 
 
@@ -121,7 +121,7 @@ def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) 
     return changed
 
 
-def _since(using: str, ago: timedelta) -> Q:
+def _within_last(using: str, ago: timedelta) -> Q:
     reading = ledger_time.read(using)
     cut, since = from_us(reading.wall) - ago, from_us(reading.at) - ago
     of_call = tables.attempts(using).charged().filter(call_id=OuterRef("pk"))

@@ -43,7 +43,7 @@ from callqueue.database.server_clock import (
     from_us,
     instant_us,
     micros_sql,
-    slot_sql,
+    part_sql,
     to_us,
 )
 from callqueue.database.statements import (

@@ -65,7 +65,7 @@ def kept_connection(using: str) -> Iterator[None]:
     if in_transaction(using) or is_sqlite(using):
         yield
         return
-    connection = _taken(using)
+    connection = _take(using)
     try:
         yield
     except BaseException:
@@ -76,8 +76,8 @@ def kept_connection(using: str) -> Iterator[None]:
         _store(using, connection)
 
 
-def _taken(using: str) -> Any:
-    """The connection used last becomes this thread's, if there is one; closed if it failed."""
+def _take(using: str) -> Any:
+    """Make the kept one that was used last this thread's; the connection, closed if it failed."""
     with suppress(IndexError):
         last = _kept(using).pop()
         connections[using].close()

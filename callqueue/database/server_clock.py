@@ -89,7 +89,7 @@ def micros_sql(using: str, instant: str) -> str:
     return dialect(using).micros.format(instant)
 
 
-def slot_sql(using: str, instant: str, begin: int, width: int) -> str:
-    """SQL: the slot that an instant is in; 0 begins at `begin`; `width` long. Microseconds."""
+def part_sql(using: str, instant: str, begin: int, width: int) -> str:
+    """SQL: in which part of time, from `begin`, `width` long each, an instant is. Microseconds."""
     words = dialect(using)
     return f"(({words.micros.format(instant)} - {begin}) {words.divided} {width})"

@@ -165,7 +165,7 @@ class Columns:
     def _add(self, alias: str, name: str, field: Any) -> None:
         connection, column = connections[self.using], field.get_col(alias)
         quoted_name = connection.ops.quote_name(column.target.column)
-        self._listed.append((alias, quoted_name, getattr(field, "selected", None)))
+        self._listed.append((alias, quoted_name, getattr(field, "selected_sql", None)))
         converters = [
             *connection.ops.get_db_converters(column),
             *column.get_db_converters(connection),
@@ -300,8 +300,8 @@ def writing(using: str) -> Iterator[None]:
 
 @contextmanager
 def by_index(using: str) -> Iterator[None]:
-    """A transaction whose reads go by an index where there is one. PostgreSQL goes through the whole
-    table for rows that it takes for many, though they may all lie at its end.
+    """A transaction whose reads go by an index where there is one. PostgreSQL goes through the
+    whole table for rows that it takes for many, though they may all lie at its end.
     """
     with transaction.atomic(using=using):
         if is_postgresql(using):
@@ -404,7 +404,7 @@ def within_idle_seconds(using: str, seconds: int) -> str:
 
 
 def end_if_silent(using: str, seconds: int) -> None:
-    """The server ends this transaction as `within_idle_seconds` says. A statement where it can."""
+    """Have the server end this transaction as `within_idle_seconds` says, where it can."""
     if sql := within_idle_seconds(using, seconds):
         rows(using, f"SELECT 1{sql}")
 

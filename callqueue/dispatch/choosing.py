@@ -60,7 +60,7 @@ def rooms_of_workers(
 def _is_doubtful(
     account: Account, rule: str, candidates: Sequence[Candidate], lease: float
 ) -> bool:
-    """Much is open, or calls have come back while nothing is known to be begun."""
+    """Whether much is open, or calls came back while nothing is known to be begun."""
     if not candidates:
         return False
     is_of_one_queue = len(account.book.rules[rule].queue_names) == 1
@@ -75,7 +75,7 @@ def _is_doubtful(
 
 
 def may_be_behind(open_attempts: int) -> bool:
-    # An account may know of no more than a sample.
+    """Whether workers may be behind. An account may know of no more than a sample."""
     return open_attempts >= min(trusted_count(conf.current().release_lease), KNOWN)
 
 
@@ -104,7 +104,7 @@ def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int
 
 
 def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
-    """An attempt was taken back lately, and none begun since it was released."""
+    """Whether an attempt was taken back lately, and none begun since it was released."""
     since = now - timedelta(seconds=2 * lease + 10)
     ended = rows.filter(
         finished_at__gte=since, finished_at__gt=F("lease_until"), started_at__isnull=True
@@ -205,7 +205,7 @@ class _Finder:
         return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
 
     def _no_more_than_fit(self, rule: str, count: int) -> int:
-        """With limits in other units: one more than fit, if they cost as much as the first."""
+        """The count; with other units, one more than fit if all cost as much as the first."""
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
@@ -254,14 +254,14 @@ def _unfitness(call: Candidate, rule: str, book: Book) -> str | None:
         return str(error)
     for budget in book.settings.budgets[rule]:
         wanted = cost_of(call.cost, budget.limit.unit)
-        if wanted > budget.limit.capacity and not _admits(book, rule, budget, wanted):
+        if wanted > budget.limit.capacity and not _some_version_admits(book, rule, budget, wanted):
             limit = f"{budget.limit.unit} are more than {budget.limit.label} ever admits"
             return f"cost: {wanted} {limit}"
     return None
 
 
-def _admits(book: Book, rule: str, own: Budget, wanted: int) -> bool:
-    """Whether the limit would ever admit this as any dispenser has it, or counts something else."""
+def _some_version_admits(book: Book, rule: str, own: Budget, wanted: int) -> bool:
+    """Whether any dispenser's settings give this limit another unit, or as much as is wanted."""
     return any(
         wanted <= one.limit.capacity or one.limit.unit != own.limit.unit
         for one in book.budgets[rule]

@@ -59,7 +59,7 @@ class Chore:
         self.tell(f"{type(error).__name__}: {str(error).strip()[:200]}")
 
     def tell(self, error: str) -> None:
-        """An event, at most one a minute."""
+        """Emit an event, at most one a minute."""
         now = time.monotonic()
         if now - self.told_at >= TELL:
             self.told_at = now
@@ -114,7 +114,7 @@ class Chores:
         return self._pause
 
     def start_over(self) -> None:
-        """The database was away: first of all, look at its clock and give a sign of life."""
+        """Look at the clock and give a sign of life first of all: the database was away."""
         self.next_round_at = self._heartbeat.due_at = 0.0
 
     def wait(self, seconds: float) -> None:
@@ -134,7 +134,7 @@ class Chores:
             chore.put_off(error)
 
     def _do(self, chore: Chore, *, again: bool = True) -> None:
-        """Raises where the database is away, or this is in somebody's broken transaction."""
+        """Do it. Raises where the database is away, or somebody's transaction around it broken."""
         connection = database.raw_connection(self.using)
         try:
             chore.do()
@@ -173,7 +173,7 @@ class Chores:
         book = settings.book_in_force(self.using)
         names = list(book.budgets)
         held = holds.in_force(self.using, names, ledger_time.now(self.using))
-        in_turn = held.rules_in_turn(book, names)
+        in_turn = held.rules_taking_turns(book, names)
         ready_calls.forget_news(self.using, in_turn)
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
             after: ready_calls.Pair | None = ready_calls.FIRST
@@ -196,7 +196,7 @@ class Chores:
             broker.send_beside(broker.RECOVER, (self.using,), queue=queue)
 
     def _clean_up(self) -> None:
-        """Once a day, by whoever of many finds first that it is time."""
+        """Clean up once a day, by whoever of many finds first that it is time."""
         is_late = time.monotonic() - self._cleaned_at >= DAY.total_seconds()
         if is_late or cleanup.overdue_for(self.using) >= DAY:
             self._cleaned_at = time.monotonic()

@@ -25,7 +25,7 @@ from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, Room, RuleGroup
 from callqueue.dispatch.publisher import DOUBT, Outbox, is_full
-from callqueue.dispatch.release_pass import Begins, Pass, release, tell_of_unfit
+from callqueue.dispatch.release_pass import Pass, Taker, release, tell_of_unfit
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
@@ -75,7 +75,7 @@ class Listener:
         return set()
 
     def _hear(self, seconds: float) -> set[str]:
-        """After two words for nothing, senders are let be for a while."""
+        """Wait for a sender's word. After two for nothing, senders are let be for a while."""
         told = database.wait_for_word(self.using, seconds)
         if told:
             if self._was_for_nothing:
@@ -83,7 +83,7 @@ class Listener:
             self._was_for_nothing = True
         return told
 
-    def has_served(self) -> None:
+    def note_served(self) -> None:
         self._was_for_nothing = False
 
     def disarm(self) -> None:
@@ -119,7 +119,7 @@ class Maker(Protocol):
     def room(self) -> Room:
         """How many calls may be released now."""
 
-    def begins(self) -> Begins | None:
+    def taker(self) -> Taker | None:
         """Who begins what the next pass releases, and makes it; None where nobody here does."""
 
 
@@ -187,7 +187,7 @@ class Dispenser:
                 self._listener.close()
 
     def leave(self) -> None:
-        """The end of this dispenser: what its settings hold of the limits counts no more."""
+        """End this dispenser: what its settings hold of the limits counts no more."""
         self.membership.leave()
 
     def settle(self, stop: threading.Event) -> None:
@@ -235,7 +235,7 @@ class Dispenser:
             return group.is_due(time.monotonic())
         room = self._room(self.maker)  # it looks at all that is in flight
         if is_short and room.is_more_than(group.left):
-            group.has_room()
+            group.note_room()
         return group.is_due(time.monotonic()) and room.most >= 1
 
     def _apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
@@ -251,11 +251,11 @@ class Dispenser:
 
     def _release(self, group: RuleGroup) -> Pass:
         """Run a pass, and have made or published what it released, once that is committed."""
-        begins = None if self.maker is None else self.maker.begins()
+        taker = None if self.maker is None else self.maker.taker()
         room = ROOMY if self.maker is None else self._room(self.maker)
-        group.unmade = begins.worker if begins is not None else ""
+        group.unmade = taker.worker if taker is not None else ""
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
-        done = self._pass(group, room=room, begins=begins)
+        done = self._pass(group, room=room, taker=taker)
         # What there is room for yet may stand behind what there was none for.
         group.left = NO_ROOM if done.released else room
         group.unmade = ""
@@ -274,8 +274,8 @@ class Dispenser:
         """What may be released now: while the broker is away, no more than this process makes."""
         if time.monotonic() >= self.outbox.alone_until:
             return maker.room()
-        begins = maker.begins()
-        return Room(begins.most or 0, 0) if begins is not None else NO_ROOM
+        taker = maker.taker()
+        return Room(taker.most or 0, 0) if taker is not None else NO_ROOM
 
     def _pass(self, group: RuleGroup, **options: Any) -> Pass:
         last = group.next_look.streak
@@ -305,7 +305,7 @@ class Dispenser:
         self._poll_at = time.monotonic() + conf.current().poll
 
     def _on_notify(self, rules: set[str]) -> None:
-        """Senders name the rules that have calls now; "" leaves it to a look."""
+        """Wake the groups of the rules that senders name; "" leaves it to a look."""
         if "" in rules:
             self._poll_at = 0.0
         self._wake(rules)
@@ -314,7 +314,7 @@ class Dispenser:
         for group in self.groups.values():
             if group.rests and not ready.isdisjoint(group.rules):
                 group.wake()
-                self._listener.has_served()
+                self._listener.note_served()
 
     def _poll_answers(self) -> None:
         """Serve the groups at once that wait for an answer, where the ledger has news of them."""

@@ -53,7 +53,7 @@ NO_ROOM = Room(0, 0)
 class Wait:
     """What the calls wait for that a pass leaves behind; `a | b` is what those of both wait for."""
 
-    until: Us | None = None  # when the first may go, on the database's clock
+    until: Us | None = None  # when the first may go, in ledger time
     on_answer: bool = False
     is_unfinished: bool = False  # for nothing: the pass did not come to look at them
     is_mid_round: bool = False  # it did not come to the last of the keys that take turns
@@ -195,17 +195,17 @@ class RuleGroup:
     def wake(self) -> None:
         self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
 
-    def has_room(self) -> None:
-        """Whoever makes the calls has made some: a pass is wanted soon, for several together."""
+    def note_room(self) -> None:
+        """Want a pass soon, for several calls together: whoever makes them has made some."""
         self.look_at = min(self.look_at, self.passed_at + TOGETHER)
 
     def put_off(self, until: float) -> None:
-        """Something went wrong: no pass before `until`. A group that rests goes on resting."""
+        """Make no pass before `until`: something went wrong. A group that rests goes on resting."""
         if not self.rests:
             self.look_at = until
 
     def notice(self, glances: Mapping[str, Glance]) -> None:
-        """By rule, what may have made room: where that is news, a pass is wanted at once."""
+        """Note, by rule, what may have made room: where it is news, a pass is wanted at once."""
         seen = [glances[rule] for rule in self.rules]
         open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
         newest_end = max(one.newest_end for one in seen)

@@ -38,7 +38,7 @@ class Plan:
     unfit: Mapping[int, str] = field(default_factory=dict)
 
     def leave_to_workers(self) -> None:
-        """Who makes this pass can publish nothing. What workers make took its room in the plan."""
+        """Drop workers' calls, which took room in the plan: who makes this pass publishes none."""
         own = [call for call in self.releases if call.has_maker]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
@@ -82,8 +82,8 @@ def plan(
 
 
 def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int:
-    """Calls of cost 1, by `account.until`, by these of its queues; at most `most`."""
-    of_rule, of_queues = _own(account, rule)
+    """How many calls of cost 1 fit by `account.until`, by these of its queues; at most `most`."""
+    of_rule, of_queues = _limits_in_calls(account, rule)
     for budget in of_rule:
         most = most_that_fits(account.meter(budget), account.until, most)
     if not of_queues:
@@ -97,7 +97,7 @@ def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int
 
 def opens(account: Account, rule: str, queues: Collection[str]) -> tuple[Us | None, Budget | None]:
     """When a call of cost 1 may go (None: after an answer), and the limit that says so."""
-    of_rule, of_queues = _own(account, rule)
+    of_rule, of_queues = _limits_in_calls(account, rule)
     ways = [
         max(
             (
@@ -126,7 +126,7 @@ def room_for(account: Account, call: Candidate, most: int) -> int:
     return most
 
 
-def _own(account: Account, rule: str) -> tuple[list[Budget], list[Budget]]:
+def _limits_in_calls(account: Account, rule: str) -> tuple[list[Budget], list[Budget]]:
     """The rule's own limits in calls: those per rule, and those per queue."""
     own = [one for one in account.book.budgets[rule] if one.limit.unit == "calls"]
     of_queues = [one for one in own if one.limit.is_per_queue]
@@ -216,14 +216,14 @@ class _Planner:
         return budget.limit.is_keyed
 
     def _may_be_given_back(self, budget: Budget) -> bool:
-        """Before the known instant: an open call may have cost less than it was charged."""
+        """Whether room may open sooner than known: an open call may have cost less than charged."""
         rules, has_open = self.account.book.rules, self.account.open_count or self.made.releases
         settles = any(rules[name].settle for name in budget.rules)
         return bool(settles and has_open) and budget.limit.window_us <= SHORT
 
     def _best_way(self, candidate: Candidate) -> _Way | None:
-        """By the queue that is free first, and of those the one with most room; where all wait for
-        an answer, the first; None where all are held, or their workers behind.
+        """The way by the queue that is free first, and of those the one with most room; where all
+        wait for an answer, the first; None where all are held, or their workers behind.
 
         A call that went before goes by the next of the queues that are free at the same instant:
         perhaps nobody listens on its last.

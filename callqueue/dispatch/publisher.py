@@ -36,7 +36,7 @@ SLOW = 8  # groups that have something published for longer, at most, before oth
 
 
 def pack(released: Iterable[Candidate]) -> list[Message]:
-    """Only HTTP calls of one rule share a message, where several are for one queue."""
+    """Put releases into messages. Only several HTTP calls of one rule and queue share one."""
     packed: list[Message] = []
     kinds: dict[tuple[str, bool, bool, str], list[int]] = {}
     for one in sorted(released, key=_shared_by):
@@ -92,7 +92,7 @@ class Outbox:
         self._away_since: float | None = None
 
     def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
-        """`beside` the loop or here. Raises what is not the broker's: they are to be undone."""
+        """Publish `beside` the loop or here. Raises what is not the broker's: undo them then."""
         messages = pack(released)
         if beside:
             group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))
@@ -103,7 +103,7 @@ class Outbox:
             self.publish(self.using, messages)
         except BrokerAway as refusal:
             error = refusal
-        self._has_sent(group, error)
+        self._note_sent(group, error)
 
     def look(self, group: RuleGroup, within: float = 0.0) -> None:
         """Notice that what the group had published is done, or undone. Raises as `send` does."""
@@ -113,9 +113,9 @@ class Outbox:
         group.sending = None
         if sending.error is not None and not isinstance(sending.error, BrokerAway):
             raise sending.error
-        self._has_sent(group, sending.error)
+        self._note_sent(group, sending.error)
 
-    def _has_sent(self, group: RuleGroup, error: BrokerAway | None) -> None:
+    def _note_sent(self, group: RuleGroup, error: BrokerAway | None) -> None:
         if error is None:
             self.alone_until, self._away_since = -math.inf, None
         else:
@@ -135,7 +135,7 @@ class Outbox:
             if not group.is_in_doubt:
                 continue
             with database.writing(self.using):
-                is_over = rule_rows.are_free(self.using, group.rules)
+                is_over = rule_rows.try_lock(self.using, group.rules)
             if not is_over:
                 continue
             if group.unmade:

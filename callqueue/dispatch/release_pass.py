@@ -51,11 +51,11 @@ class Begun:
     reading: Reading
 
 
-Take = Callable[[Begun], Callable[[bool], None]]  # see Begins
+Take = Callable[[Begun], Callable[[bool], None]]  # see Taker
 
 
 @dataclass(frozen=True)
-class Begins:
+class Taker:
     """Who makes what a pass releases, and has it begun with its charge. `take` is given it before
     it is committed, and what it returns is told whether it is: so all is ready for the first byte
     by then.
@@ -117,7 +117,7 @@ def charge(
     account: Account,
     releases: Sequence[Candidate],
     wall: datetime,
-    begins: Begins | None = None,
+    taker: Taker | None = None,
     own: _Own | None = None,
 ) -> list[dict[str, Any]]:
     """Write the releases: the calls are DISPATCHED at this instant of wall time, and an open
@@ -127,8 +127,8 @@ def charge(
     if not releases:
         return []
     begun = set[int]()
-    if begins is not None:
-        begun = begins.share(releases) if own is None else {own.id}
+    if taker is not None:
+        begun = taker.share(releases) if own is None else {own.id}
     rest: dict[str, list[int]] = {}
     mine: dict[str, list[int]] = {}
     for call in releases:
@@ -136,12 +136,12 @@ def charge(
         (mine if call.is_begun else rest).setdefault(call.queue, []).append(call.id)
         account.charge(call.rule, call.key, call.queue, call.cost)
     transitions.release(account.using, rest, wall, is_lazy=not mine)
-    reads = None if begins is None else _columns(account.using, begins.reads)
+    reads = None if taker is None else _columns(account.using, taker.reads)
     found = transitions.release(account.using, mine, wall, reads)
-    attempts = _attempts(account, releases, begins, own)
+    attempts = _attempts(account, releases, taker, own)
     for call, pk in zip(releases, _insert_attempts(account.using, attempts), strict=True):
         call.attempt_id = pk
-    return _begun(found, releases, attempts)
+    return _begun_rows(found, releases, attempts)
 
 
 @lru_cache
@@ -149,7 +149,7 @@ def _columns(using: str, names: tuple[str, ...]) -> database.Columns:
     return database.Columns(using, {"c": (tables.CallQueue, names)})
 
 
-def _begun(
+def _begun_rows(
     found: Sequence[Mapping[str, Any]],
     releases: Sequence[Candidate],
     attempts: Sequence[Mapping[str, Any]],
@@ -164,7 +164,7 @@ def _begun(
 
 
 def _released(account: Account, releases: Sequence[Candidate]) -> list[Candidate]:
-    """Those that this process publishes, or makes."""
+    """Those of the releases that this process publishes, or makes."""
     lead = account.until - account.now
     behind = {rule for rule, at in account.unbegun_since.items() if account.now - at > lead}
     for call in releases:
@@ -175,16 +175,16 @@ def _released(account: Account, releases: Sequence[Candidate]) -> list[Candidate
 def _attempts(
     account: Account,
     releases: Sequence[Candidate],
-    begins: Begins | None,
+    taker: Taker | None,
     own: _Own | None,
 ) -> list[dict[str, Any]]:
     config, at = conf.current(), from_us(account.now)
 
     def attempt(call: Candidate) -> dict[str, Any]:
         worker = ""
-        if begins is not None and call.is_begun:
+        if taker is not None and call.is_begun:
             rule = config.rules.get(call.rule)
-            worker, lease = begins.worker, config.lease(rule) if own is None else own.maker.lease
+            worker, lease = taker.worker, config.lease(rule) if own is None else own.maker.lease
         else:
             lease = CLAIMED if call.has_maker else config.release_lease
         return _attempt(call, at, timedelta(seconds=lease), worker)
@@ -302,14 +302,14 @@ def release(
     batch: int = BATCH,
     last: Streak = NO_STREAK,
     room: Room = ROOMY,
-    begins: Begins | None = None,
+    taker: Taker | None = None,
     maker: OwnCall | None = None,
 ) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing, and
     once it is committed nothing is done that could fail: what is begun is on its way by then.
 
     `book`: what is in force, and the settings whose calls may be released. `last`: how many passes
-    before had no success. `room`: of whoever makes the calls; `begins`: who does, where that is
+    before had no success. `room`: of whoever makes the calls; `taker`: who does, where that is
     this process. `maker`: a call of its own, for whose sake the pass is. Nothing is released where
     another dispenser holds the group, or the book is not what is in force.
     """
@@ -326,12 +326,12 @@ def release(
                 if (pk := maker.stand(locked.wall)) is None:
                     return Pass()
                 own = _Own(pk, maker)
-            done, unfit = _make(locked, batch, last, room, begins, own)
+            done, unfit = _make(locked, batch, last, room, taker, own)
             if unfit:
                 transitions.fail(using, unfit)
                 done = replace(done, unfit=list(unfit))
-            if begins is not None and begins.take is not None and done.begun is not None:
-                clear = begins.take(done.begun)
+            if taker is not None and taker.take is not None and done.begun is not None:
+                clear = taker.take(done.begun)
         is_committed = not database.in_transaction(using)
     except Outdated:
         return Pass(next_look=next_look.when_outdated(last))
@@ -348,7 +348,7 @@ def tell_of_unfit(using: str, done: Pass) -> None:
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
-    ledger_time.make_frame(using)
+    ledger_time.ensure_row(using)
     rule_rows.ensure(using, rules)
 
 
@@ -412,7 +412,7 @@ def _lock(
     # What such a pass has charged is not to be seen before it is committed, and perhaps it has no
     # other row in common with this one.
     former = book.left_lately(group, now).difference(group)
-    if former and not rule_rows.are_free(using, former):
+    if former and not rule_rows.try_lock(using, former):
         return None
     return _Locked(using, book, group, rows, now, reading)
 
@@ -438,7 +438,7 @@ def _make(
     batch: int,
     last: Streak,
     room: Room,
-    begins: Begins | None,
+    taker: Taker | None,
     own: _Own | None,
 ) -> tuple[Pass, Mapping[int, str]]:
     """Count unless enough is known to be free, choose, charge, conclude; and what never fits, by
@@ -449,7 +449,7 @@ def _make(
     sake = None if own is None else (own.maker.rule, own.maker.priority)
     lead = LEAD if own is None else own.maker.lead
     # Whether workers are behind, which packs what is many for them, only a count says.
-    most = SPREAD if begins is None or begins.suits is not None else batch
+    most = SPREAD if taker is None or taker.suits is not None else batch
     account, held, plan = _account(locked, lead), NOT_HELD, None
     if _knows_enough(account, locked):
         found = choose(account, held, served, min(batch, most + 1), sake, room)
@@ -457,10 +457,10 @@ def _make(
         plan = found if is_few and not found.wait.on_answer else None
     if plan is None:
         account, held = _counted(locked, lead)
-        if own is not None and own.maker.is_new and held.rules_in_turn(book, [own.maker.rule]):
+        if own is not None and own.maker.is_new and held.rules_taking_turns(book, [own.maker.rule]):
             ready_calls.tell_of_keys(using, [own.id])
         plan = choose(account, held, served, batch, sake, room)
-    rows = charge(account, plan.releases, locked.wall, begins, own)
+    rows = charge(account, plan.releases, locked.wall, taker, own)
     begun = Begun(rows, locked.reading) if rows else None
     if own is None:
         account.memo.binding = plan.binding

@@ -29,7 +29,7 @@ class KeysInTurn:
         self.account, self.held, self.batch = account, held, batch
         self.using, self.now = account.using, account.now
         self.wall = from_us(account.now + account.moved)
-        self.in_turn = held.rules_in_turn(account.book, account.rules)
+        self.in_turn = held.rules_taking_turns(account.book, account.rules)
         self.rules: list[str] = []  # those of them that were looked at
         self._turns: dict[Place, Turn] = {}  # those looked at
         self._blocked: dict[int, tuple[str, int]] = {}  # turns: what they wait for, until when
@@ -54,7 +54,7 @@ class KeysInTurn:
         self._is_full |= is_full
         self._is_mid_round |= is_full and bool(without)
         if is_full and self._spent:  # others' calls were cancelled together, perhaps: see how many
-            self._spent += ready_calls.spent(self.using, rule, self.wall)
+            self._spent += ready_calls.spent_turns(self.using, rule, self.wall)
         return found, Wait(is_unfinished=is_full and count > most)
 
     def settle(self, made: Plan) -> Wait:
@@ -94,7 +94,7 @@ class KeysInTurn:
             )
 
     def _look_at(self, rule: str, most: int, least: int) -> list[Turn]:
-        free = ready_calls.free(self.using, rule, most)
+        free = ready_calls.next_turns(self.using, rule, most)
         listed = [turn for turn in free if turn.priority >= least]
         self._turns.update({(rule, *turn.pair): turn for turn in listed})
         self.account.read_keys([turn.key for turn in listed])
@@ -146,17 +146,17 @@ class KeysInTurn:
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
             self._blocked[turn.pk] = (
-                ready_calls.waits_for_room(scope),
+                ready_calls.blocked_on_room(scope),
                 instant or self.now + ready_calls.AT_LEAST,
             )
         elif instant is None:
             self._on_answer = True
             self._blocked[turn.pk] = (
-                ready_calls.waits_for_answer(scope),
+                ready_calls.blocked_on_answer(scope),
                 self.now + ready_calls.ANSWERED,
             )
         else:
-            self._blocked[turn.pk] = (ready_calls.waits_for_room(scope), instant)
+            self._blocked[turn.pk] = (ready_calls.blocked_on_room(scope), instant)
 
     def _block_kept_back(self, made: Plan) -> None:
         first: dict[Scope, int] = {}  # what it costs: those behind it wait as long
@@ -174,9 +174,8 @@ class KeysInTurn:
         self._look_sooner({pk for scope in hasty for pk in waiting[scope]})
 
     def _look_sooner(self, turns: Collection[int]) -> None:
-        """A costly call that cheaper ones wait behind may be cancelled, expire or be changed: they
-        might go then. All of one scope at once, or one would overtake it; the more there are, the
-        later.
+        """Look sooner at turns behind a costly call, which may be cancelled, expire or be changed:
+        they might go then. All of one scope at once, or one would overtake it; the more, the later.
         """
         soon = self.now + ready_calls.GONE + len(turns) * ready_calls.GONE // FEWEST
         for pk in turns:
@@ -196,7 +195,7 @@ class KeysInTurn:
         self._spent += [
             self._turns[place].pk for place, n in in_turn.items() if self._last.get(place) == n
         ]
-        ready_calls.save(self.using, served, self._blocked, self._spent)
+        ready_calls.save_turns(self.using, served, self._blocked, self._spent)
 
     def _wakes_at(self) -> Us | None:
         instants = [ready_calls.next_wake(self.using, self.rules)]
@@ -208,8 +207,8 @@ class KeysInTurn:
 
 def _freed(account: Account) -> set[str]:
     freed = {
-        ready_calls.waits_for_room((one.budget.id, value))
+        ready_calls.blocked_on_room((one.budget.id, value))
         for one in account.tallies.values()
         for value in (*one.freed, *one.near)
     }
-    return freed | {ready_calls.waits_for_answer(scope) for scope in account.answered()}
+    return freed | {ready_calls.blocked_on_answer(scope) for scope in account.answered()}

@@ -91,7 +91,7 @@ def _begin(
     jobs = _jobs(using, rows, clock, steady_from, lease)
     taken = set[int]()
     if jobs:
-        begun = [_begun(job, worker) for job in jobs]
+        begun = [_begin_row(job, worker) for job in jobs]
         taken = transitions.begin(using, begun, worker, clock.moved)
     jobs = [job for job in jobs if job.attempt.id in taken]
     _leave_to_others(using, jobs)
@@ -194,7 +194,7 @@ def _is_charged(row: Mapping[str, Any]) -> bool:
 def _read_clock(
     using: str, rows: Sequence[Mapping[str, Any]], before: Mono
 ) -> tuple[Reading, datetime]:
-    """As the rows brought it, narrowed by earlier readings; since when it is known to be steady."""
+    """The clock that the rows brought, narrowed by earlier readings; since when it is steady."""
     if rows:
         shown, moved = (rows[0][name] for name in _READING)
         reading = ledger_time.brought(using, before, shown, moved)
@@ -238,8 +238,8 @@ def _jobs(
     return jobs
 
 
-def _begun(job: Job, worker: str) -> dict[str, Any]:
-    """Its lease ends no earlier than the worker's own."""
+def _begin_row(job: Job, worker: str) -> dict[str, Any]:
+    """What begin writes of an attempt. Its lease ends no earlier than the worker's own."""
     started_at = from_us(job.clock.at)
     seconds = max(0.0, job.lease_ends - job.clock.before)
     job.attempt.worker = worker

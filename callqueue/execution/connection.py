@@ -168,7 +168,7 @@ class Trip:
         """Seconds that the next wait may take. TimeoutError where the total is used up."""
         left = self.ends - clock()
         if left <= 0:
-            raise TimeoutError(f"{self._whole()} is over")
+            raise TimeoutError(f"{self._last_bound()} is over")
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
@@ -181,9 +181,9 @@ class Trip:
         return waited
 
     def why_late(self, name: str, bound: float) -> str:
-        return self._whole() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
+        return self._last_bound() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
 
-    def _whole(self) -> str:
+    def _last_bound(self) -> str:
         if self.ends == self.gate.ends:
             return "the lease"
         return f"the total timeout of {self.timeouts.total:g} s"
@@ -247,7 +247,7 @@ class Connection(HTTPConnection):
         self._output(line)  # type: ignore[attr-defined]
 
     def send(self, data: Any) -> None:
-        """What http.client composed. It goes once the gate has been passed."""
+        """Send what http.client composed, once the gate has been passed."""
         self._outgoing.append(data)
 
     def connect(self) -> None:
@@ -307,12 +307,12 @@ class Connection(HTTPConnection):
                     raise Starved(want) from None
             late = isinstance(error, TimeoutError)
             if self._is_unsent or (late and not wait_for_read(sock, 0)):
-                why = f"not done within {self._late}" if late else reason_of(error)
+                why = f"not done within {self._why_late}" if late else reason_of(error)
                 raise Failed(f"sending to {self._name} failed: {why}") from None
 
     def _push(self, trip: Trip, data: memoryview) -> None:
         while data:
-            _wait_at_most(self.sock, trip.left(trip.timeouts.read))
+            _set_timeout(self.sock, trip.left(trip.timeouts.read))
             count = self.sock.send(data[:_PIECE])
             trip.gate.sent_at, self._is_unsent = now(), False
             data = data[count:]
@@ -334,7 +334,7 @@ class Connection(HTTPConnection):
             self.timeout = self.trip.left(self.trip.timeouts.read)  # which urllib3 sets
             return super().getresponse()
         except TimeoutError:
-            raise Failed(f"no answer from {self._name} within {self._late}") from None
+            raise Failed(f"no answer from {self._name} within {self._why_late}") from None
         except ConnectionError:  # http.client.RemoteDisconnected is one
             raise Failed(f"{self._name} closed the connection without an answer") from None
         except (Flooded, OSError) as error:
@@ -349,7 +349,7 @@ class Connection(HTTPConnection):
         return head
 
     def close(self) -> None:
-        """What is on its way is taken back: what the kernel has not delivered never will be."""
+        """Close, and take back what is on its way: what is not delivered yet never will be."""
         if self.is_resting and self.sock is not None:
             with suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AS_USUAL)
@@ -360,12 +360,12 @@ class Connection(HTTPConnection):
         return str(Place("", self.host, self.port))
 
     @property
-    def _late(self) -> str:
+    def _why_late(self) -> str:
         return self.trip.why_late("read", self.trip.timeouts.read)
 
     @property
     def is_connected(self) -> bool:
-        """Not idle for long; nothing waits in it, neither its end nor an answer unasked for."""
+        """Whether it is not idle for long, and neither its end nor an answer waits in it."""
         if self.sock is None or now() - self.idle_since > IDLE_SECONDS:
             return False
         return not self._has_news()
@@ -380,7 +380,7 @@ class SecureConnection(Connection, HTTPSConnection):
     is_secure = True
 
     def _has_news(self) -> bool:
-        """Not if it is but session tickets. Those may come at any time, and are read here."""
+        """Whether it has other news than session tickets, which come at any time: read here."""
         sock = cast(ssl.SSLSocket, self.sock)
         if sock.pending():  # in a record that came with the last answer
             return True
@@ -409,8 +409,8 @@ def _unread_for(sock: socket.socket) -> float:
         return 0.0
 
 
-def _wait_at_most(sock: socket.socket, seconds: float) -> None:
-    """Nothing is asked of the system where it is so already: other threads would get their turn."""
+def _set_timeout(sock: socket.socket, seconds: float) -> None:
+    """Set it where it is another: what asks the system gives other threads their turn."""
     if sock.gettimeout() != seconds:
         sock.settimeout(seconds)
 
@@ -422,7 +422,7 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
     """Families and socket addresses of a host. Refused where one of them may not be called."""
     address = literal_address(host)
     if address is None:
-        found = _looked_up(host, port, trip)
+        found = _resolve(host, port, trip)
     else:
         found = socket.getaddrinfo(
             str(address), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -435,7 +435,7 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
     return places
 
 
-def _looked_up(host: str, port: int, trip: Trip) -> list[Any]:
+def _resolve(host: str, port: int, trip: Trip) -> list[Any]:
     # getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs. Those
     # of one name are bounded in number, and keep no other name from being tried.
     ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
@@ -471,7 +471,7 @@ class _Reader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         gate = self._trip.gate
         gate.answered_at = None  # where nothing more comes, what came before was not the answer
-        _wait_at_most(self._sock, self._trip.left(self._trip.timeouts.read))
+        _set_timeout(self._sock, self._trip.left(self._trip.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
         # the end of a connection is no data, of which the system tells
         gate.answered_at = now() - (_unread_for(self._sock) if count else 0.0)

@@ -73,7 +73,7 @@ class _Message:
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> None:
-    """What was locked when the others were begun, if it is free soon; else recovery does."""
+    """Void what was locked when others were begun, if it is free soon; else recovery does."""
     void = partial(claim.give_back, using, attempt_ids)
     for pause in LOCKED:
         if not database.persist(using, void, during="begin"):

@@ -63,14 +63,14 @@ class Message:
         self.count = 0  # how many of them were begun
         self.left: list[int] = []  # those for which there was no room: others may have some
         self.queue = ""  # that it came by, once one of them was begun
-        self.moved = 0.0  # when one was begun last, in monotonic seconds
+        self.begun_at = 0.0  # when one was begun last, in monotonic seconds
         self.error: Exception | None = None
-        self.is_left = False  # its task went away
+        self.is_abandoned = False  # its task went away
         self.settled = threading.Event()
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether a part of it was begun here, and the rest may be begun elsewhere."""
+    def is_partly_begun(self) -> bool:
+        """Whether some of it was begun here and some was not, which may be begun elsewhere."""
         return bool(self.waiting and self.count)
 
 
@@ -84,7 +84,7 @@ class Clearance:
         self._given, self._heard = threading.Event(), threading.Event()
 
     def wait(self) -> bool:
-        """Whether they are, once that is known."""
+        """Whether the jobs are begun, once that is known."""
         self._given.wait()
         self._heard.set()
         return self._is_begun
@@ -113,8 +113,10 @@ class Flight:
         # by `id`, until it is taken to be recorded: another attempt of this number may have been a
         # pass's that was undone
         self.under_way: dict[int, Job] = {}
-        self.crew = Crew(self._made, self._ring)
+        self.crew = Crew(self._make, self._ring)
         self.is_watching = True  # it looks every few milliseconds, without being rung for
+        # how many ended jobs were seen, when the first and the last of them were, and when any job
+        # began or ended last; in monotonic seconds
         self.seen, self.first, self.last, self.moved = 0, 0.0, 0.0, 0.0
         self.told = 0.0  # when the ledger was told last, in monotonic seconds
         threading.Thread(target=self._fly, name="callqueue-flight", daemon=True).start()
@@ -127,9 +129,9 @@ class Flight:
         self.inbox.put(message)
         try:
             if not message.settled.wait(seconds):
-                self._leave(message, seconds)
+                self._abandon(message, seconds)
         except BaseException:  # a time limit strikes the task, or the process ends
-            self._leave(message, LEAVING)
+            self._abandon(message, LEAVING)
             raise
         return message
 
@@ -163,7 +165,7 @@ class Flight:
         they need.
         """
         most = min(self.most(), self.crew.most())
-        return 0 if starvation.pause.is_on else int(max(0, most - len(self.under_way)))
+        return 0 if starvation.shortage.is_on else int(max(0, most - len(self.under_way)))
 
     def land(self, *, seconds: float | None) -> None:
         """Wait until nothing is in flight, or nothing can be any more."""
@@ -175,18 +177,18 @@ class Flight:
             leases = [job.lease_ends for job in list(self.under_way.values())]
             now, latest = clocks.monotonic(), max([latest, *leases])
 
-    def _leave(self, message: Message, seconds: float | None) -> None:
-        message.is_left = True
+    def _abandon(self, message: Message, seconds: float | None) -> None:
+        message.is_abandoned = True
         self.inbox.put(None)
         message.settled.wait(seconds)
 
-    def _made(self, job: Job) -> Result | None:
-        """What came of it; None where it was not begun after all."""
+    def _make(self, job: Job) -> Result | None:
+        """Make a call; what came of it, None where it was not begun after all."""
         result = telemetry.traced(request.make)(job)
         return result if _is_begun(job) else None
 
     def _ring(self) -> None:
-        """What a thread does that has no job left: waking costs, so no end does."""
+        """Wake the flight, as a thread does that has no job left: waking costs, so no end does."""
         if not self.is_watching or len(self.crew.ended) >= len(self.under_way):
             self.inbox.put(None)
 
@@ -203,7 +205,7 @@ class Flight:
     def _turn(self) -> None:
         """Wait for news; record what has ended, begin what has room, and look after the rest."""
         self._wait()
-        self._record(self._ended())
+        self._record(self._take_ended())
         self._begin_waiting()
         self._settle()
         if self.under_way and time.monotonic() - self.told >= TELL:
@@ -216,7 +218,7 @@ class Flight:
     def _wait(self) -> None:
         self.is_watching = False
         has_news = self.crew.pending or self.crew.ended  # after it: whoever sees it does not ring
-        self.is_watching = bool(has_news or any(one.may_go_on for one in self.boarding))
+        self.is_watching = bool(has_news or any(one.is_partly_begun for one in self.boarding))
         is_waited_for = self.under_way or self.boarding
         timeout = STALL if self.is_watching else TELL if is_waited_for else IDLE_SECONDS
         try:
@@ -237,7 +239,7 @@ class Flight:
         elif what is not None:
             self._launch(what)
 
-    def _ended(self) -> list[Result]:
+    def _take_ended(self) -> list[Result]:
         """What has ended, once it is time to hand it over. Where jobs are pending and none has
         ended of late, another thread joins.
         """
@@ -247,7 +249,7 @@ class Flight:
             self.last = self.moved = now
             self.seen = len(crew.ended)
         elif crew.pending and now - self.moved >= STALL:
-            crew.join()
+            crew.wake_or_start()
             self.moved = now
         is_due = (
             self.seen >= len(self.under_way)
@@ -278,7 +280,7 @@ class Flight:
         wanted: dict[int, Message] = {}
         most, room = self.most(), self.room()
         for message in self.boarding:
-            if message.is_left or not most:
+            if message.is_abandoned or not most:
                 message.waiting = []
             for pk in message.waiting[: max(0, room - len(wanted))]:
                 wanted[pk] = message
@@ -294,7 +296,7 @@ class Flight:
             begun = [job for job in jobs if wanted[job.attempt.id] is message]
             message.waiting = [pk for pk in message.waiting if pk not in wanted]
             message.count += len(begun)
-            message.moved = time.monotonic()
+            message.begun_at = time.monotonic()
             message.queue = begun[0].attempt.queue if begun else message.queue
         self._launch(jobs)
 
@@ -317,9 +319,9 @@ class Flight:
         """
         has_room = not self.most() or self.room() > 0
         for message in list(self.boarding):
-            if message.may_go_on and time.monotonic() - message.moved >= HELD:
+            if message.is_partly_begun and time.monotonic() - message.begun_at >= HELD:
                 message.left, message.waiting = message.waiting, []
-            elif message.waiting or not (has_room or message.is_left):
+            elif message.waiting or not (has_room or message.is_abandoned):
                 continue
             self.boarding.remove(message)
             message.settled.set()
@@ -336,7 +338,7 @@ class Flight:
 
 
 def _is_begun(job: Job) -> bool:
-    """Whether it is, once that is known."""
+    """Whether the job is begun, once that is known."""
     return job.clearance is None or bool(job.clearance.wait())
 
 
@@ -372,12 +374,12 @@ class Crew:
         least = 0 if self.pending else 1
         self.pending.extend(jobs)
         for _ in range(min(max(least, threads), len(self.pending))):
-            if not self.join():
+            if not self.wake_or_start():
                 break
 
-    def join(self) -> bool:
-        """Let one more thread work; False where the system gives this process no more. One that is
-        done may be followed by another.
+    def wake_or_start(self) -> bool:
+        """Have one more thread work, one that rests or a new one; False where the system gives this
+        process no more. One that is done may be followed by another.
         """
         with suppress(KeyError):
             self.resting.popitem()[0].put(None)

@@ -68,7 +68,7 @@ def unfit(job: Job) -> Result:
     if job.unfit == claim.NEWER:
         return transitions.after_void(job, job.unfit, job.wall(job.now()) + ELSEWHERE)
     if job.unfit == claim.STARVED:
-        starvation.pause.begin(claim.STARVED)
+        starvation.shortage.begin(claim.STARVED)
         return transitions.after_void(job, claim.STARVED)
     given_up = transitions.after_giving_up(job, job.unfit or "", states.VOIDED)
     return given_up.at(job.now(), Mono(0.0))
@@ -81,7 +81,7 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
         return transitions.after_giving_up(job, answer.error)
     response = answer.response
     if response is not None and not (answer.broken and job.call.method in IDEMPOTENT):
-        result = _of_response(job, response, _cut(answer), now)
+        result = _of_response(job, response, _cut_note(answer), now)
     elif answer.sent:
         why = answer.error or "the answer broke off"
         result = transitions.after_loss(job, why, now)
@@ -91,31 +91,31 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
     return result
 
 
-def _of_response(job: Job, response: Any, cut: str, now: datetime) -> Result:
-    result = _classified(job, response, cut, now)
-    result.cost = _settled(job, response)
+def _of_response(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
+    result = _classified(job, response, cut_note, now)
+    result.cost = _cost_by_hook(job, response)
     return result
 
 
-def _cut(answer: Answer) -> str:
+def _cut_note(answer: Answer) -> str:
     if answer.broken:
         return answer.error or "the body broke off"
     most = conf.current().max_response_bytes
     return (answer.error or f"the body was cut at {most} bytes") if answer.truncated else ""
 
 
-def _classified(job: Job, response: Any, cut: str, now: datetime) -> Result:
+def _classified(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
             own = claim.imported(classify)(response)
             if isinstance(own, outcome.OUTCOMES):
-                return _judged(job, own, now, cut)
+                return _judged(job, own, now, cut_note)
             if own is not None:
                 note = f"classify returned {type(own).__name__}, which is no outcome"
         except BaseException as error:
             note = f"classify failed: {texts.worded(error)}"
-    return _judged(job, _default(job, response), now, "; ".join(filter(None, [note, cut])))
+    return _judged(job, _default(job, response), now, "; ".join(filter(None, [note, cut_note])))
 
 
 def _default(job: Job, response: Any) -> Outcome:
@@ -179,7 +179,7 @@ def _scope(job: Job, scope: str | None) -> tuple[str, str]:
     return ("queue", job.attempt.queue) if "queue" in pers else ("rule", "")
 
 
-def _settled(job: Job, response: Any) -> Any:
+def _cost_by_hook(job: Job, response: Any) -> Any:
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
@@ -241,7 +241,7 @@ def retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -
     wait = _number(value)
     if wait is None and (date := _date(value)) is not None:
         wait = (date - _clock(plain, now)).total_seconds()
-    return Advice(note="its Retry-After is unusable") if wait is None else _held(wait, max_hold)
+    return Advice(note="its Retry-After is unusable") if wait is None else _clamped(wait, max_hold)
 
 
 def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
@@ -258,10 +258,10 @@ def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: f
             continue
         if "remaining" in name and (count := _number(value)) is not None:
             is_used_up[name.replace("remaining", "")] = count < 1
-        elif "reset" in name and (wait := _wait(value, _clock(plain, now))) is not None:
+        elif "reset" in name and (wait := _reset_in_s(value, _clock(plain, now))) is not None:
             resets[name.replace("reset", "")] = wait
     waits = [wait for name, wait in resets.items() if not is_used_up or is_used_up.get(name)]
-    return _held(max(waits), max_hold) if waits else Advice()
+    return _clamped(max(waits), max_hold) if waits else Advice()
 
 
 def _plain(headers: Mapping[str, str]) -> dict[str, str]:
@@ -289,13 +289,13 @@ def _hold_of_limit(
     return HoldUntil(None, why)
 
 
-def _held(seconds: float, max_hold: float) -> Advice:
+def _clamped(seconds: float, max_hold: float) -> Advice:
     if seconds <= max_hold:
         return Advice(max(0.0, seconds))
     return Advice(float(max_hold), note=f"clamped; it named {seconds:.12g} s")
 
 
-def _wait(value: str, clock: datetime) -> float | None:
+def _reset_in_s(value: str, clock: datetime) -> float | None:
     number = _number(value)
     if number is None:
         date = _date(value)

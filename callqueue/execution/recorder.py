@@ -22,7 +22,7 @@ from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.limits.budgets import cost_of
 from callqueue.maintenance import breaker
-from callqueue.transitions import LONGEST_MESSAGE, Result, astray
+from callqueue.transitions import LONGEST_MESSAGE, Result, clock_correction
 
 # An end that is recorded later may have left a tallied window by then: those are a second or more.
 LATE = timedelta(seconds=0.5)
@@ -58,7 +58,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
 
 
 def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:
-    """The count of those still this worker's. `lazily`: the commit does not wait for the disk."""
+    """Write those still this worker's; the count. `lazily`: the commit waits for no disk."""
 
     def work(locked: Locked) -> Sequence[Result]:
         rows = [_columns_of_attempt(result, locked.reading) for result in results]
@@ -71,7 +71,7 @@ def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int
         count, why = len(results) - len(kept), "the lease had ended before the record"
         events.emit("attempt_refused", attempts=count, reason=why)
     try:
-        _tell(using, kept)
+        _announce(using, kept)
     except (DatabaseError, InterfaceError) as error:
         # The ends are recorded: what is still owed of them is for a dispenser.
         why = type(error).__name__
@@ -84,7 +84,7 @@ def lay(using: str, result: Result) -> None:
     assert result.hold is not None
     hold, reading = dict(result.hold), ledger_time.read(using)
     ends = hold.pop("until") - timedelta(microseconds=result.job.clock.moved)
-    lasts = ends + astray(result, reading) - from_us(reading.at)
+    lasts = ends + clock_correction(result, reading) - from_us(reading.at)
     rules = _sharers(using, result.job.call.rule, hold["per"])
     holds.lay(using, rules, **hold, lasts=lasts, source="provider")
     result.hold = None
@@ -191,11 +191,11 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
 def _instants(result: Result, reading: Reading) -> tuple[datetime | None, datetime]:
     if result.ended_at is None:  # in ledger time as it is now
         return result.sent_at, from_us(reading.at)
-    by = astray(result, reading)
+    by = clock_correction(result, reading)
     return (result.sent_at + by if result.sent_at else None), result.ended_at + by
 
 
-def _tell(using: str, results: Sequence[Result]) -> None:
+def _announce(using: str, results: Sequence[Result]) -> None:
     ended = []
     for result in results:
         job, call, status = result.job, result.job.call, result.status
@@ -205,6 +205,6 @@ def _tell(using: str, results: Sequence[Result]) -> None:
             events.emit("attempt_failed", **job.facts, reason=result.error)
             continue
         callbacks.log(call.id, status, call.rule, result.why)
-        if transitions.is_owed(result):
+        if transitions.owes_announcement(result):
             ended.append((call.id, call.rule))
     callbacks.announce(using, ended)

@@ -103,17 +103,17 @@ def make(job: Job) -> Result:
         why = str(error) if is_own else texts.worded(error)
         return scrubbed(judging.failed(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
-        return scrubbed(_made(job, params), ())
+        return scrubbed(_make(job, params), ())
     with at_work(values, call.method, job.params):
-        return scrubbed(_made(job, params), values)
+        return scrubbed(_make(job, params), values)
 
 
-def _made(job: Job, params: Mapping[str, Any]) -> Result:
+def _make(job: Job, params: Mapping[str, Any]) -> Result:
     job.gate = gate = SlotGate(job)
     try:
         if job.call.method in HTTP_METHODS:
-            return judging.of_answer(job, _requested(job, params, gate))
-        return judging.of_value(job, _handled(job, dict(params), gate))
+            return judging.of_answer(job, _send(job, params, gate))
+        return judging.of_value(job, _handle(job, dict(params), gate))
     except wire.Dropped as dropped:
         return _given_back(job, dropped)
     except BaseException as error:
@@ -124,13 +124,13 @@ def _made(job: Job, params: Mapping[str, Any]) -> Result:
 
 
 def _given_back(job: Job, dropped: wire.Dropped) -> Result:
-    """Nothing was sent. Where this process is to blame, it takes no other call for a while."""
+    """Void it: nothing was sent. A process that is to blame takes no other call for a while."""
     if isinstance(dropped, Starved):
-        starvation.pause.begin(str(dropped))
+        starvation.shortage.begin(str(dropped))
     return transitions.after_void(job, str(dropped))
 
 
-def _requested(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
+def _send(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
     rule = job.sound_rule
     timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
@@ -138,7 +138,7 @@ def _requested(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answe
     params, policy = _with_idempotency_key(job, given), _policy(job)
     answer = wire.request(job.call.method, params, policy=policy, timeouts=timeouts, gate=gate)
     if answer.starved:
-        starvation.pause.begin(answer.error)
+        starvation.shortage.begin(answer.error)
     if answer.sent_at is not None:
         read_at = clocks.monotonic()
         came_at = read_at if gate.answered_at is None else gate.answered_at
@@ -147,8 +147,8 @@ def _requested(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answe
 
 
 def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
-    """With the rule's idempotency header, where the method changes something and the call names no
-    such header itself.
+    """The params, with the rule's idempotency header where the method changes something and the
+    call names no such header itself.
     """
     params, header = dict(given), job.sound_rule.idempotency_header
     own = params.get("headers") or {}
@@ -167,7 +167,7 @@ def _policy(job: Job) -> wire.Policy:
     )
 
 
-def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
+def _handle(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
     call, handler = job.call, find(job.call.method)
     if want := starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
@@ -270,7 +270,7 @@ def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> d
 def _body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
-    most = conf.current().keep(result.job.rule)
+    most = conf.current().kept_bytes(result.job.rule)
     size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
     text = _without_secrets(content, charset, most, values)
     is_cut = len(content) > most or not result.is_whole

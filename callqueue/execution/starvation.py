@@ -29,13 +29,13 @@ SPARE, SPARE_SHARE = 64, 1 / 8
 _WANTS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-class Pause:
+class Shortage:
     def __init__(self) -> None:
         self._until = self._said = -math.inf
         self._seconds = FIRST
 
     def begin(self, why: str) -> None:
-        """A call was given back. Longer each time, where the last one was of no help."""
+        """Take no calls for a while: one was given back. Longer each time that it is of no help."""
         now = time.monotonic()
         if now < self._until:
             return  # one that was begun before
@@ -56,7 +56,7 @@ class Pause:
         time.sleep(max(0.0, left if most is None else min(left, most)))
 
 
-pause = Pause()
+shortage = Shortage()
 
 
 def most() -> float:
@@ -65,11 +65,11 @@ def most() -> float:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return math.inf
-    return max(1, limit - _open(os.getpid()) - max(SPARE, round(limit * SPARE_SHARE)))
+    return max(1, limit - _count_open(os.getpid()) - max(SPARE, round(limit * SPARE_SHARE)))
 
 
 @lru_cache(maxsize=1)
-def _open(pid: int) -> int:
+def _count_open(pid: int) -> int:
     """How many descriptors this process had open when it was first asked: before its first call."""
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))

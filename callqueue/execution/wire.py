@@ -112,7 +112,7 @@ def request(
 
 
 def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
-    """Without a session's cookies, hooks and environment. A header of None has no default."""
+    """The request, without a session's cookies and hooks. A header of None has no default."""
     prepared = requests.PreparedRequest()
     headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
     headers = _DEFAULT_HEADERS | headers
@@ -143,7 +143,7 @@ def _prepared_url(url: str) -> str | None:
     return prepared.url
 
 
-def _judged(url: str, policy: Policy) -> Place:
+def _checked_place(url: str, policy: Policy) -> Place:
     try:
         place = place_of(url)
     except Unreadable as error:
@@ -230,7 +230,7 @@ def pool_of(place: Place, policy: Policy) -> _Pool:
 
 
 def close_idle(seconds: float = IDLE_SECONDS) -> None:
-    """Those that no call takes any more: each is a descriptor."""
+    """Close the connections that no call takes any more: each is a descriptor."""
     for pool in list(_pools.values()):
         cast(_Idle, pool.pool).close_older(now() - seconds)
 
@@ -272,7 +272,7 @@ class _Adapter(HTTPAdapter):
         return pool_of(here.place, here.trip.policy)
 
     def cert_verify(self, *_: Any, **__: Any) -> None:
-        """The connection's own context verifies."""
+        """Do nothing: the connection's own context verifies."""
 
     def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
         return request.path_url
@@ -295,9 +295,9 @@ _session.mount("https://", _Adapter(max_retries=0))
 
 
 def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> None:
-    """The request and its answer, body read. Whatever is raised, `answer` says how far this got."""
+    """Send it, and read its answer. Whatever is raised, `answer` says how far this got."""
     url = prepared.url or ""
-    here.place, here.trip = _judged(url, trip.policy), trip
+    here.place, here.trip = _checked_place(url, trip.policy), trip
     began = now()
     try:
         # a test may have put an adapter in ours' place
@@ -343,7 +343,7 @@ def _read(response: requests.Response, trip: Trip, answer: Answer) -> None:
 
 
 def _next_piece(raw: Any, wanted: int) -> bytes:
-    """As soon as there are some; none at the end, when the connection goes back."""
+    """The next bytes, as soon as there are some; none at the end: the connection goes back."""
     encoding = raw.headers.get("content-encoding")
     if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
         if raw.tell():

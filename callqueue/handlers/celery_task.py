@@ -54,7 +54,7 @@ class TaskExited(CallQueueError):
     """The task raised what is no Exception, such as SystemExit."""
 
 
-class Asked(Retry):  # type: ignore[misc]
+class TaskAskedForRetry(Retry):  # type: ignore[misc]
     """The task returned RetryLater or HoldUntil: to Celery that is a retry."""
 
     def __init__(self, outcome: RetryLater | HoldUntil) -> None:
@@ -83,9 +83,9 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
         )
     request = request_of(task, params, context.idempotency_key, max(0, context.attempt - 1))
     run = CallsRun(context.is_last)
-    request |= {"callqueue": _told(context), "callqueue_run": run}
+    request |= {"callqueue": _facts_of(context), "callqueue_run": run}
     _wrap(task)
-    tracer = build_tracer(task.name, task, app=app, Info=_Account)
+    tracer = build_tracer(task.name, task, app=app, Info=_CallsTraceInfo)
     done = tracer(request["id"], request["args"], request["kwargs"], request)
     if run.outcome is not None:
         return run.outcome
@@ -94,7 +94,7 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
     return Succeeded(done.retval)
 
 
-def _told(context: Context) -> dict[str, Any]:
+def _facts_of(context: Context) -> dict[str, Any]:
     """What the task may read of its call, as `self.request.callqueue`."""
     return {
         "call_id": context.call_id,
@@ -152,10 +152,10 @@ def _result(value: Any) -> Any:
         return value.result
     if isinstance(value, GiveUp):
         raise TaskGaveUp(value.why)
-    raise Asked(value)
+    raise TaskAskedForRetry(value)
 
 
-class _Account(TraceInfo):  # type: ignore[misc]
+class _CallsTraceInfo(TraceInfo):  # type: ignore[misc]
     """Celery's account of a failure. It tells the table, and the backend only of the last."""
 
     retval: Any
@@ -188,7 +188,7 @@ class _Account(TraceInfo):  # type: ignore[misc]
 
 def _asked_retry(retry: Any, request: Any) -> Outcome:
     """When the task says, or after the rule's backoff; of the call as it was sent."""
-    if isinstance(retry, Asked):
+    if isinstance(retry, TaskAskedForRetry):
         return retry.outcome
     given = retry.sig or request
     changed = "kwargs" if dict(given.kwargs) != dict(request.kwargs) else ""

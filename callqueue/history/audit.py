@@ -93,7 +93,7 @@ def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Aud
     budgets = {budget.id: _Audited(budget) for budget in book.all_budgets()}
     of_rule: dict[str, list[_Audited]] = {}
     for audited in budgets.values():
-        for rule in audited.budget.charging:
+        for rule in audited.budget.charging_rules:
             of_rule.setdefault(rule, []).append(audited)
     flights = {rule for rule, listed in of_rule.items() if any(a.is_of_flights for a in listed)}
     count = 0
@@ -132,20 +132,20 @@ class _Audited:
     def __init__(self, budget: Budget) -> None:
         self.budget, self.limit = budget, budget.limit
         self.is_of_flights = budget.limit.counts_in_flight
-        self.tallies: dict[str, Tally] = {}
+        self.uses: dict[str, WindowUse] = {}
 
     def see(self, instant: Us, seen: Seen) -> None:
         cost = cost_of(seen.cost, self.limit.unit)
         if cost and self.budget.counts(seen.rule, seen.released):
             value = self.budget.value_of(seen.key, seen.queue)
-            if value not in self.tallies:
-                self.tallies[value] = tally_of(self.limit)
+            if value not in self.uses:
+                self.uses[value] = use_of(self.limit)
             end = FOREVER if seen.finished is None else seen.finished
-            self.tallies[value].add(instant, cost, end)
+            self.uses[value].add(instant, cost, end)
 
     def finding(self, rule: str) -> Finding:
-        limit, none = self.limit, ("", tally_of(self.limit))
-        value, worst = max(self.tallies.items(), key=lambda item: item[1].highest, default=none)
+        limit, none = self.limit, ("", use_of(self.limit))
+        value, worst = max(self.uses.items(), key=lambda item: item[1].highest, default=none)
         return Finding(
             name=limit.label,
             rule=rule,
@@ -156,18 +156,18 @@ class _Audited:
             used_share=round(worst.share(), 4),
             exceeded=worst.highest > limit.capacity,
             value=value,
-            counted=sum(tally.counted for tally in self.tallies.values()),
+            counted=sum(use.counted for use in self.uses.values()),
         )
 
 
 # --- one budget, for one value of its `per`
 
 
-def tally_of(limit: Limit) -> Tally:
-    return Bucket(limit) if limit.keeps_level else Tally(limit)
+def use_of(limit: Limit) -> WindowUse:
+    return BucketUse(limit) if limit.keeps_level else WindowUse(limit)
 
 
-class Tally:
+class WindowUse:
     """What takes up a limit from one instant to another: a window from when it was counted, a
     calendar window as a whole, a flight from begin to end. What goes in does so in order. Time in
     which it stood at 0 for longer than `pause_us` is left out: nothing was waiting then.
@@ -208,7 +208,7 @@ class Tally:
         return float(self._area / (self._time * self.limit.capacity))
 
 
-class Bucket(Tally):
+class BucketUse(WindowUse):
     """A token bucket, full at first: the most that it ever lacked. What spilled over is unused."""
 
     def __init__(self, limit: Limit) -> None:
@@ -237,7 +237,7 @@ class Bucket(Tally):
 def _attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
     """The attempts of all rules by the end; the open ones that a worker has begun come last."""
     what = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
-    rules = {rule for budget in book.all_budgets() for rule in budget.charging}
+    rules = {rule for budget in book.all_budgets() for rule in budget.charging_rules}
     streams = [_ended(using, what, rule, cut) for rule in sorted(rules)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
     for row in _rows(using, what, "finished_at IS NULL AND started_at IS NOT NULL", []):

@@ -19,9 +19,9 @@ from callqueue.database import (
     as_parameter,
     from_us,
     micros_sql,
+    part_sql,
     places,
     rows,
-    slot_sql,
 )
 from callqueue.ledger import ledger_time
 from callqueue.limits.kinds import SECOND
@@ -131,7 +131,7 @@ def add_up(using: str) -> bool:
         if until <= summed.until:
             return False
         minutes = _counted(using, summed.until, until, reading.moved)
-        _add(using, minutes | _longer(minutes, QUARTER_S) | _longer(minutes, EVER))
+        _add(using, minutes | _widened(minutes, QUARTER_S) | _widened(minutes, EVER))
         summed.until = until
         summed.save(update_fields=["until"])
     return bool(until < last)
@@ -154,10 +154,10 @@ def settle(using: str) -> bool:
             return False
         before = _read(tables.sums(using).filter(width=QUARTER_S, start=start))
         bounds = Us(start * SECOND - 1), Us(end * SECOND - 1)
-        counted = _longer(_counted(using, *bounds, reading.moved), QUARTER_S)
+        counted = _widened(_counted(using, *bounds, reading.moved), QUARTER_S)
         late = {scope: one.beyond(before.get(scope[0], Sums())) for scope, one in counted.items()}
         late = {scope: one for scope, one in late.items() if one != Sums()}
-        _add(using, late | _longer(late, EVER))
+        _add(using, late | _widened(late, EVER))
         summed.settled = end
         summed.save(update_fields=["settled"])
         _forget(using, now)
@@ -186,9 +186,9 @@ def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
     names = list(conf.current().rules)
     sent, ended = micros_sql(using, "a.sent_at"), micros_sql(using, "a.finished_at")
     due = f"({micros_sql(using, 'c.due_at_dt')} - {moved})"
-    start = slot_sql(using, "a.finished_at", 0, MINUTE_S * SECOND)
+    start = part_sql(using, "a.finished_at", 0, MINUTE_S * SECOND)
     each = (
-        f"SELECT a.rule AS rule, {start} AS slot, a.outcome AS outcome, "
+        f"SELECT a.rule AS rule, {start} AS part, a.outcome AS outcome, "
         f"{_bucket(f'{sent} - {due}')} AS waited, {_bucket(f'{ended} - {sent}')} AS took "
         f"FROM {tables.name(using, 'CallAttempt')} a "
         f"LEFT JOIN {tables.name(using, 'CallQueue')} c "
@@ -197,15 +197,15 @@ def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
         "AND a.finished_at > %s AND a.finished_at <= %s AND a.outcome <> %s"
     )
     sql = (
-        f"SELECT rule, slot, outcome, waited, took, COUNT(*) FROM ({each}) AS ended "
-        "GROUP BY rule, slot, outcome, waited, took"
+        f"SELECT rule, part, outcome, waited, took, COUNT(*) FROM ({each}) AS ended "
+        "GROUP BY rule, part, outcome, waited, took"
     )
     bounds = [as_parameter(using, from_us(instant)) for instant in (since, until)]
     found: Stretches = {}
-    for rule, slot, outcome, waited, took, many in rows(
+    for rule, part, outcome, waited, took, many in rows(
         using, sql, [*names, *bounds, states.VOIDED]
     ):
-        one = found.setdefault((rule, MINUTE_S, int(slot) * MINUTE_S), Sums())
+        one = found.setdefault((rule, MINUTE_S, int(part) * MINUTE_S), Sums())
         one.count(outcome, int(waited), int(took), int(many))
     return found
 
@@ -244,7 +244,7 @@ def _of_row(row: Any) -> Sums:
     return Sums(*(getattr(row, name) for name in COLUMNS))
 
 
-def _longer(found: Stretches, width: int) -> Stretches:
+def _widened(found: Stretches, width: int) -> Stretches:
     longer: Stretches = {}
     for (rule, _, start), one in found.items():
         at = start // width * width if width else 0

@@ -97,10 +97,10 @@ def _meta_of(call: CallQueue) -> dict[str, Any]:
 def tell(using: str, call_ids: Sequence[int]) -> int:
     """Write the ends of these calls, all of tasks, that the backend does not know; the count."""
     ended = tables.calls(using).final().exclude(status=states.DONE)
-    return sum([_tell(call) for call in ended.filter(pk__in=call_ids).order_by("pk")])
+    return sum([_write_end(call) for call in ended.filter(pk__in=call_ids).order_by("pk")])
 
 
-def _tell(call: tables.CallQueue) -> bool:
+def _write_end(call: tables.CallQueue) -> bool:
     data: Any = call.call_data
     params = data.get("params") if isinstance(data, Mapping) else None
     params = params if isinstance(params, Mapping) else {}

@@ -175,7 +175,7 @@ def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
 
 @dataclass
 class Account:
-    """The charges on the budgets of some rules at `now`, on the database's clock."""
+    """The charges on the budgets of some rules at `now`, in ledger time."""
 
     using: str
     book: Book
@@ -267,7 +267,8 @@ class Account:
 
     def take_known(self, laid: Mapping[str, int]) -> bool:
         """Read the tallies alone, and go by known room. `laid`: by rule, how many holds were."""
-        budgets, known = memo.counted(self.book, self.rules), KnownRoom.loaded(self.memo.room)
+        budgets = memo.known_room_budgets(self.book, self.rules)
+        known = KnownRoom.loaded(self.memo.room)
         if budgets is None or known is None:
             return False
         if not known.is_of(budgets, self.now, self.moved, laid):
@@ -279,11 +280,11 @@ class Account:
 
     def note_room(self, laid: Mapping[str, int]) -> None:
         """Note what is free before a plan takes any. `laid`: by rule, how many holds were."""
-        budgets = memo.counted(self.book, self.rules)
+        budgets = memo.known_room_budgets(self.book, self.rules)
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
             is_open = {rule: self.open_by_rule[rule] for rule in self.rules}
-            print_ = memo.print_of(tuple(budgets))
+            print_ = memo.budgets_print(tuple(budgets))
             self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
 
     def known(self) -> dict[str, Any]:
@@ -315,7 +316,7 @@ class Account:
     # --- open attempts
 
     def _read_open(self) -> None:
-        """Over no more columns than the budgets tell apart; a sample where no budget asks."""
+        """Sum up what is open, by the columns that budgets tell apart; a sample where none asks."""
         budgets = [b for b in self.budgets if self.is_whole or b.id not in self.tallies]
         formers = sorted({former for budget in budgets for former in budget.former})
         columns, by_rule = self._columns_told_apart(budgets), _by_rule(budgets)
@@ -380,7 +381,7 @@ class Account:
         """No rule's attempts are read for the sake of a longer window of another's."""
         since: dict[str, Us] = {}
         for budget in budgets:
-            for rule in budget.charging:
+            for rule in budget.charging_rules:
                 since[rule] = min(self._since(budget), since.get(rule, self.now))
         found: dict[Us, list[str]] = {}
         for rule, instant in sorted(since.items()):
@@ -433,7 +434,7 @@ def save(account: Account) -> None:
     """Write the tallies and what the next pass wants to know of them. Under the rules' lock."""
     for one in account.tallies.values():
         one.save()
-    account.memo.tallies = {name: one.remembered() for name, one in account.tallies.items()}
+    account.memo.tallies = {name: one.as_kept() for name, one in account.tallies.items()}
     account.memo.room = account.known()
     # what this pass released is missing from others' levels
     memo.forget_other_levels(account.memo, {budget.id for budget in account.budgets})
@@ -442,7 +443,7 @@ def save(account: Account) -> None:
 def _by_rule(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
     found: dict[str, list[Budget]] = defaultdict(list)
     for budget in budgets:
-        for rule in set(budget.charging):
+        for rule in set(budget.charging_rules):
             found[rule].append(budget)
     return found
 

@@ -57,7 +57,7 @@ class Held:
                 return hold
         return None
 
-    def rules_in_turn(self, book: Book, rules: Iterable[str]) -> list[str]:
+    def rules_taking_turns(self, book: Book, rules: Iterable[str]) -> list[str]:
         return [
             rule
             for rule in rules
@@ -107,7 +107,7 @@ def lay(
     scope = {"per": per, "value": value, "source": source}
 
     def work(locked: Locked) -> tuple[bool, datetime | None]:
-        rule_rows.forget_room(using, ready_calls.lock(using, rules))
+        rule_rows.forget_room(using, rule_rows.lock(using, rules))
         until = None if lasts is None else locked.now + lasts
         laid = [
             _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
@@ -119,11 +119,11 @@ def lay(
 
     laid, until = transaction(using, work)
     if laid:
-        _tell(rules, scope, until, reason)
+        _announce(rules, scope, until, reason)
     return laid
 
 
-def _tell(
+def _announce(
     rules: Sequence[str], scope: Mapping[str, str], until: datetime | None, reason: str
 ) -> None:
     event = "rule_paused" if scope["source"] == tables.Hold.Source.OPERATOR else "rule_held"

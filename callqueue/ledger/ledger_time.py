@@ -41,15 +41,15 @@ RETRIES = 1000  # that wait for their backoff and are brought back with the cloc
 class LedgerNow(ClockNow):
     def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         sql, params = super().as_postgresql(compiler, connection, **extra)
-        return f"({sql} - {_moved(connection.alias)} * INTERVAL '1 microsecond')", params
+        return f"({sql} - {_moved_or_0_sql(connection.alias)} * INTERVAL '1 microsecond')", params
 
     def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         sql, params = super().as_mysql(compiler, connection, **extra)
-        return f"({sql} - INTERVAL {_moved(connection.alias)} MICROSECOND)", params
+        return f"({sql} - INTERVAL {_moved_or_0_sql(connection.alias)} MICROSECOND)", params
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         sql, params = super().as_sqlite(compiler, connection, **extra)
-        by = f"PRINTF('%%+.6f seconds', -{_moved(connection.alias)} / 1000000.0)"
+        by = f"PRINTF('%%+.6f seconds', -{_moved_or_0_sql(connection.alias)} / 1000000.0)"
         return f"{sql[:-1]}, {by})", params
 
 
@@ -74,7 +74,7 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     return f"(SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id = {ROW}{sharing})"
 
 
-def _moved(using: str) -> str:
+def _moved_or_0_sql(using: str) -> str:
     return f"COALESCE({moved_sql(using)}, 0)"
 
 
@@ -104,7 +104,7 @@ def held(using: str, *, lazily: bool = False) -> Reading:
 def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
     """The reading that another statement brought with `moved_sql(held=True)`, in a transaction."""
     if moved is None:
-        make_frame(using)
+        ensure_row(using)
         return held(using)
     reading = brought(using, before, shown, moved)
     # What MariaDB shows is when the statement began, which may have waited for somebody who moved
@@ -113,13 +113,13 @@ def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Rea
     return read(using) if waited and database.is_mysql(using) else reading
 
 
-def move(using: str, reading: Reading, by: int) -> Reading:
-    """Set ledger time back by so much; the reading in that frame. With the frame's row locked."""
-    tables.ledger_state(using).update(moved=F("moved") + by)
-    return replace(reading, at=reading.at - by, moved=reading.moved + by)
+def set_back(using: str, reading: Reading, by_us: int) -> Reading:
+    """Set ledger time back; the reading as it is then. With the row of LedgerState locked."""
+    tables.ledger_state(using).update(moved=F("moved") + by_us)
+    return replace(reading, at=reading.at - by_us, moved=reading.moved + by_us)
 
 
-def make_frame(using: str) -> None:
+def ensure_row(using: str) -> None:
     made = [tables.LedgerState(pk=ROW)]
     tables.ledger_state(using).bulk_create(made, ignore_conflicts=True)
 
@@ -212,7 +212,7 @@ class Watch:
         # no lock: who holds the clock at this moment may go on
         as_known = tables.ledger_state(self.using).filter(moved=self.last.moved)
         if not as_known.update(moved=F("moved") + AGREED):
-            make_frame(self.using)  # it may be the very first
+            ensure_row(self.using)  # it may be the very first
             as_known.update(moved=F("moved") + AGREED)
         self.look()
 
@@ -242,13 +242,13 @@ class Watch:
         # by no wrong time, and one that is frozen would keep back everybody.
         with database.writing(self.using):
             database.end_if_silent(self.using, SILENT)
-            make_frame(self.using)
+            ensure_row(self.using)
             list(database.locked(tables.ledger_state(self.using), wait=True))
             reading = read(self.using)
             by = self._unfollowed(last, reading)
             if by:
                 jump = Jump.between(last, reading, by)
-                reading = move(self.using, reading, by)
+                reading = set_back(self.using, reading, by)
                 mend(self.using, jump, reading)
         if by and by != AGREED:
             events.emit("clock_jumped", seconds=by / SECOND)
@@ -345,7 +345,7 @@ class Jump:
 
 
 def mend(using: str, jump: Jump, reading: Reading) -> None:
-    """Mend what was written by the wrong time. With the frame's row locked.
+    """Mend what was written by the wrong time. With the row of LedgerState locked.
 
     `reading` is in the right time. The same few statements, however much the ledger counts.
     Releases, ends and holds are right: who writes them asks `check` first, or is a pass
@@ -383,8 +383,8 @@ def _bring_to_now(using: str, now: datetime) -> None:
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
-    """Backoffs and permits' deadlines get no longer, those neither that were over, and nobody had
-    seen it. Appointments stay, and locked calls.
+    """Bring backoffs and permits' deadlines back, so that they get no longer; those that were over
+    unseen, too. Appointments stay, and locked calls.
     """
     waiting, now = tables.calls(using).waiting(), from_us(reading.wall)
     retries = waiting.filter(status=states.ERROR, ready=False)

@@ -2,8 +2,8 @@
 
 Known room is what a pass that counted left free; later ones take from it without counting. Nothing
 but what they took has been charged since, so they decide as the first would have. It is not
-believed where a cost may turn out to be more, where a hold was laid, or in another frame of ledger
-time; and known of limits per rule alone. Tallied limits need none.
+believed where a cost may turn out to be more, where a hold was laid, or where ledger time was moved
+since; and known of limits per rule alone. Tallied limits need none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Memo:
         kept: Mapping[str, tuple[int, Mapping[str, Any]]],
         settings: int,
     ) -> Memo:
-        """By rule, the passes that there were, and the memo. `settings`: the version in force."""
+        """The memo of a group; an empty one where the kept is not believed. `kept`: by rule, the
+        passes that there were, and the memo. `settings`: the version in force.
+        """
         stored = kept[min(group)][1] if min(group) in kept else {}
         version = {rule: passes for rule, (passes, _) in kept.items()}
         own = name_of(group, settings)
@@ -132,7 +134,7 @@ class KnownRoom:
     """What was free at an instant after which nothing was charged but what is taken off."""
 
     at: Us
-    moved: int  # the frame of ledger time
+    moved: int  # how far the ledger was then
     print: str  # of what budgets
     laid: Mapping[str, int]  # by rule, how many holds had been laid, of which none was in force
     free: Mapping[str, int]  # by budget
@@ -155,7 +157,7 @@ class KnownRoom:
     ) -> bool:
         """Whether it holds at `now` for these budgets, and there is some in each."""
         is_of_now = self.moved == moved and self.at <= now and self.laid == laid
-        return is_of_now and all(self.free.values()) and self.print == print_of(tuple(budgets))
+        return is_of_now and all(self.free.values()) and self.print == budgets_print(tuple(budgets))
 
 
 def promises_more(kept: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
@@ -164,7 +166,7 @@ def promises_more(kept: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
     return any(left > free.get(name, 0) for name, left in kept.get("free", {}).items())
 
 
-def counted(book: Book, rules: Sequence[str]) -> list[Budget] | None:
+def known_room_budgets(book: Book, rules: Sequence[str]) -> list[Budget] | None:
     """The budgets of which room is to be known; None where passes over these rules always count."""
     budgets = book.group_budgets(rules)
     are_plain = all(len(book.rules[rule].queue_names) == 1 for rule in rules) and all(
@@ -174,6 +176,6 @@ def counted(book: Book, rules: Sequence[str]) -> list[Budget] | None:
 
 
 @lru_cache(maxsize=4096)
-def print_of(budgets: tuple[Budget, ...]) -> str:
+def budgets_print(budgets: tuple[Budget, ...]) -> str:
     text = " ".join(f"{one.id} {fingerprint(one)}" for one in budgets)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -25,6 +25,7 @@ from callqueue import database, states, tables
 from callqueue.clocks import Us
 from callqueue.database import quoted, rows, run
 from callqueue.handlers import HTTP_METHODS
+from callqueue.ledger import rule_rows
 from callqueue.ledger.tallies import Scope
 from callqueue.limits.kinds import SECOND
 
@@ -214,12 +215,12 @@ class Turn:
         return self.priority, self.key
 
 
-def waits_for_room(scope: Scope) -> str:
+def blocked_on_room(scope: Scope) -> str:
     return hashlib.sha256("\x1f".join(scope).encode()).hexdigest()[:32]
 
 
-def waits_for_answer(scope: Scope) -> str:
-    return waits_for_room(("answer", *scope))  # type: ignore[arg-type]
+def blocked_on_answer(scope: Scope) -> str:
+    return blocked_on_room(("answer", *scope))  # type: ignore[arg-type]
 
 
 def wake(using: str, rules: Sequence[str], until: Us, freed: Iterable[str]) -> None:
@@ -234,16 +235,10 @@ def wake(using: str, rules: Sequence[str], until: Us, freed: Iterable[str]) -> N
     )
 
 
-def lock(using: str, rules: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Lock the rows of these rules, in their order; their memos. Waits for a pass to end."""
-    states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
-    return dict(database.locked(states, wait=True).values_list("pk", "memo"))
-
-
 def wake_all(using: str, rules: Sequence[str]) -> None:
     """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end."""
     with database.writing(using):
-        lock(using, rules)
+        rule_rows.lock(using, rules)
         _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
 
 
@@ -318,7 +313,7 @@ def forget_news(using: str, but: Sequence[str]) -> None:
         database.delete_each(tables.KeyNews, using, pks)
 
 
-def free(using: str, rule: str, count: int) -> list[Turn]:
+def next_turns(using: str, rule: str, count: int) -> list[Turn]:
     sql = (
         f"SELECT id, priority, {quoted(using, 'key')} FROM {tables.name(using, 'KeyTurn')} "
         f"WHERE rule = %s AND blocked_on = '' ORDER BY priority DESC, served, id LIMIT {int(count)}"
@@ -326,10 +321,10 @@ def free(using: str, rule: str, count: int) -> list[Turn]:
     return [Turn(*row) for row in rows(using, sql, [rule])]
 
 
-def spent(using: str, rule: str, wall: datetime) -> list[int]:
+def spent_turns(using: str, rule: str, wall: datetime) -> list[int]:
     """Of the next turns that may go, TAKEN at most, those of keys without ready calls."""
     where, params = _may_go(using, rule, wall)
-    turns = free(using, rule, TAKEN)
+    turns = next_turns(using, rule, TAKEN)
     one_of_each = dict.fromkeys((turn.pair for turn in turns), 1)
     found = database.first_of_each(
         using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", one_of_each
@@ -338,7 +333,7 @@ def spent(using: str, rule: str, wall: datetime) -> list[int]:
     return [turn.pk for turn in turns if turn.pair not in ready]
 
 
-def save(
+def save_turns(
     using: str,
     served: Mapping[int, int],
     blocked: Mapping[int, tuple[str, int]],

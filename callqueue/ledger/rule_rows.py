@@ -20,14 +20,20 @@ def ensure(using: str, rules: Collection[str]) -> None:
         states.bulk_create(made, ignore_conflicts=True)
 
 
-def are_free(using: str, rules: Collection[str]) -> bool:
+def lock(using: str, rules: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Lock the rows of these rules, in their order; their memos. Waits for a pass to end."""
+    rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
+    return dict(database.locked(rows, wait=True).values_list("pk", "memo"))
+
+
+def try_lock(using: str, rules: Collection[str]) -> bool:
     """Lock the rows that nobody else has; whether that is all of them. In a transaction."""
     rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return len(database.locked(rows).values_list("rule")) == rows.count()
 
 
 def forget_room(using: str, memos: Mapping[str, dict[str, Any]]) -> None:
-    """A hold was laid on these rules. Their rows are locked, and these are their memos."""
+    """Have known room forgotten, after a hold was laid. With the rows locked, by their memos."""
     laid = {rule: {**memo, "laid": memo.get("laid", 0) + 1} for rule, memo in memos.items()}
     fresh = [{"pk": rule, "memo": memo} for rule, memo in laid.items()]
     database.update_each(tables.RuleState, using, fresh)

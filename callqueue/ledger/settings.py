@@ -31,7 +31,7 @@ from callqueue.limits.in_force import (
 
 # seconds without a sign of life, which comes every five, after which an opinion counts no more
 SILENCE, SIGN = 20.0, 5.0
-# silence by the database's clock, by which those judge that have not watched for SILENCE seconds
+# silence by ledger time, by which those judge that have not watched for SILENCE seconds
 LONG_SILENCE = timedelta(minutes=5)
 # seconds without a look at the others, after which they are watched afresh: the database may have
 # been away, and for them as well
@@ -64,11 +64,11 @@ class Party:
             if self.digest != digest and not _is_held(self.using, self.digest, now):
                 gone.add(self.digest)  # the settings have changed
             comes = {} if digest in before.opinions else {digest: opinion}
-            after = _changed(self.using, before, comes, gone - {digest}, reading)
+            after = _change(self.using, before, comes, gone - {digest}, reading)
             rule_rows.ensure(self.using, {rule for one in after.opinions.values() for rule in one})
             return after
 
-        after = _restated(self.using, state)
+        after = _restate(self.using, state)
         self._own, self.digest = own, digest
         self.book = after.book(own)
         return self.book
@@ -101,10 +101,10 @@ class Party:
         def take_back(before: Stated, reading: Reading) -> Stated:
             if _is_held(self.using, self.digest, from_us(reading.at)):
                 return before
-            return _changed(self.using, before, {}, {self.digest}, reading)
+            return _change(self.using, before, {}, {self.digest}, reading)
 
         if self.book is not None:
-            _restated(self.using, take_back)
+            _restate(self.using, take_back)
             self.book = None
 
     def _silent(self, now: datetime) -> set[str]:
@@ -232,14 +232,14 @@ def forget_lapsed(using: str, now: datetime) -> None:
     transaction.untimed(using, work)
 
 
-def _restated(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
+def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
     def once() -> tuple[Stated, Stated]:
         with database.writing(using):
             before = _locked(using)
             return before, change(before, ledger_time.read(using))
 
     before, after = transaction.timed(using, once)
-    _tell(using, before, after)
+    _log_difference(using, before, after)
     return after
 
 
@@ -266,7 +266,7 @@ def _stated(using: str, at: int, rates: Mapping[str, str]) -> Stated:
     return Stated(at, opinions, lapsed, rates)
 
 
-def _changed(
+def _change(
     using: str,
     before: Stated,
     comes: Mapping[str, Opinion],
@@ -301,7 +301,7 @@ def _is_held(using: str, digest: str, now: datetime) -> bool:
     return bool(tables.dispensers(using).filter(digest=digest, seen_at__gt=lately).exists())
 
 
-def _tell(using: str, before: Stated, after: Stated) -> None:
+def _log_difference(using: str, before: Stated, after: Stated) -> None:
     if before.version == after.version:
         return
     found = disagreements(using, after.opinions)

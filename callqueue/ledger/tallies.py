@@ -32,6 +32,7 @@ FULLEST = 20  # values of a budget per key that are shown at most
 SHORT = 5 * SECOND  # a window per key that is longer is tallied
 # one of other units than calls that is longer, and may hold more, is tallied
 SHORT_UNITS = 60 * SECOND
+SHORT_BUCKET = 60 * SECOND  # a bucket per key that takes longer to fill is tallied
 ROOMY = 1000  # as long as so much is free, nobody asks what has left
 # a tally is counted anew this long after it was, or after an eighth of its window if that is longer
 RECOUNT = 3600 * SECOND
@@ -65,6 +66,7 @@ class Tallies:
 
     @classmethod
     def suits(cls, limit: Limit) -> bool:
+        """Whether a limit of this kind may hold so much that it is tallied: see `is_tallied`."""
         if limit.is_keyed:
             return limit.period_us > SHORT
         return limit.capacity > COARSE and (limit.unit == "calls" or limit.period_us > SHORT_UNITS)
@@ -88,7 +90,7 @@ class Tallies:
             self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()))
 
     def know(self, rows: Iterable[tally_rows.Stored]) -> None:
-        """(value, used, full_at, pk) of some. What is known may be newer."""
+        """Take in rows: (value, used, full_at, pk). What is known may be newer."""
         for value, used, full_at, pk in rows:
             self.by_value.setdefault(value, Tally(used, full_at, pk))
 
@@ -122,7 +124,7 @@ class Tallies:
             self.kept.left = max(begin, end)
 
     def correct(self, value: str, ended: Us, charged: int, cost: int) -> None:
-        """It cost something else than it was charged, or left before it was known to have ended."""
+        """Put right what it was charged; take it away if it left before its end was known."""
         self.load([value])
         self.change(value, cost - charged)
         if ended <= self.kept.left and cost:
@@ -141,7 +143,8 @@ class Tallies:
             self._next_leave = max(self.until + 1, found)
         return self._next_leave
 
-    def remembered(self) -> dict[str, Any]:
+    def as_kept(self) -> dict[str, Any]:
+        """The fields of `Kept`, for the memo that the next pass reads."""
         values = {} if self.limit.is_keyed else {v: t.used for v, t in self.by_value.items()}
         return vars(self.kept) | {"values": values}
 
@@ -299,7 +302,7 @@ class BucketTallies(Tallies):
 
     @classmethod
     def suits(cls, limit: Limit) -> bool:
-        return limit.is_keyed and limit.window_us > 60 * SECOND
+        return limit.is_keyed and limit.window_us > SHORT_BUCKET
 
     def meter(self, value: str) -> Meter:
         return _BucketMeter(self, value)
@@ -308,7 +311,7 @@ class BucketTallies(Tallies):
         return self.now - LATE
 
     def looks_ahead_to(self, end: Us) -> Us:
-        return end
+        return end  # a bucket's meter says itself how far it fills meanwhile
 
     def take_away(self, value: str, ended: Us, cost: int) -> None:
         self._lower(value, ended, cost)
@@ -327,7 +330,7 @@ class BucketTallies(Tallies):
     def count(self, charged: Iterable[tuple[str, int]]) -> None:
         horizon, sealed = self.limit.horizon(self.now) - 1, self.kept.left
         empty_until = horizon + self.time_to_fill(self.limit.burst)
-        for value, ended, cost in tally_rows.by_slots(self.using, self.budget, horizon, sealed):
+        for value, ended, cost in tally_rows.by_parts(self.using, self.budget, horizon, sealed):
             tally = self.of(value)
             tally.full_at = max(tally.full_at or empty_until, ended) + self.time_to_fill(cost)
         for value, cost in charged:
@@ -343,7 +346,7 @@ class BucketTallies(Tallies):
         return self.now + SECOND
 
     def time_to_fill(self, cost: int) -> int:
-        """In whole microseconds, rounded up."""
+        """How long the bucket takes to fill by it: whole microseconds, rounded up."""
         return -(-cost * self.limit.period_us // self.limit.n)
 
 
@@ -402,7 +405,7 @@ def tallies_of(
 def advance(using: str, tallies: Iterable[Tallies]) -> None:
     """Take away what has left since the last pass; what leaves next. Two statements for most."""
     behind = [one for one in tallies if one.is_behind]
-    found = tally_rows.left(using, [one.leaving() for one in behind])
+    found = tally_rows.what_left(using, [one.leaving() for one in behind])
     wanted = {
         stored_name(one.budget): values
         for one, left in zip(behind, found, strict=True)
@@ -415,6 +418,7 @@ def advance(using: str, tallies: Iterable[Tallies]) -> None:
 
 
 def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
+    """Load the fullest values of each budget that is per key. One statement for many."""
     keyed = [one for one in tallies if one.limit.is_keyed and not one.is_anew]
     # rows of known values may say too much
     most = FULLEST + max((len(one.by_value) for one in keyed), default=0)
@@ -439,18 +443,18 @@ def take_corrections(using: str, group: Sequence[str], tallies: Collection[Talli
             return
 
 
-def _correct(one: Tallies, by: tally_rows.Correction) -> None:
-    value, unit = one.budget.value_of(by.key, by.queue), one.limit.unit
-    charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit)
-    correct = one.settle_ended if by.settled else one.correct
-    correct(value, by.ended, charged, cost)
+def _correct(one: Tallies, told: tally_rows.Correction) -> None:
+    value, unit = one.budget.value_of(told.key, told.queue), one.limit.unit
+    charged, cost = cost_of(told.charged, unit), cost_of(told.cost, unit)
+    correct = one.settle_ended if told.settled else one.correct
+    correct(value, told.ended, charged, cost)
 
 
 def counted_for(book: Book) -> dict[str, int]:
     """By rule: microseconds after its end in which a limit may count an attempt, and a minute."""
     longest = dict.fromkeys(book.budgets, 0)
     for budget in book.all_budgets():
-        for rule in budget.charging:
+        for rule in budget.charging_rules:
             longest[rule] = max(longest.get(rule, 0), _counted_by(budget.limit))
     return {rule: window + MARGIN for rule, window in longest.items()}
 

@@ -15,7 +15,7 @@ from callqueue.database import as_parameter, from_us, instant_us, loaded, places
 from callqueue.limits.budgets import Budget, Former, cost_of, costs_more
 from callqueue.limits.kinds import SECOND, Limit
 
-SLOTS = 240  # parts of a bucket's window that a recount tells apart
+PARTS = 240  # parts of a bucket's window that a recount tells apart
 CORRECTIONS = 1000  # corrections that one statement takes in
 Stored = tuple[str, int, Us, int]  # a tally's row: value, used, full_at, pk
 
@@ -69,7 +69,7 @@ class Leaving(NamedTuple):
     ahead: Us
 
 
-def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
+def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
     """What left each of these budgets: (value, ended, cost). A statement for many of them.
 
     What is still to be corrected stays: whoever corrects it takes it away.
@@ -170,17 +170,17 @@ def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple
         yield value, int(spent or 0)
 
 
-def by_slots(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[str, Us, int]]:
-    """What ended in (begin, end], by slots of the window, in order: (value, latest end, cost)."""
+def by_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[str, Us, int]]:
+    """What ended in (begin, end], by parts of the window, in order: (value, latest end, cost)."""
     column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
-    width = max(1, budget.limit.window_us // SLOTS)
+    width = max(1, budget.limit.window_us // PARTS)
     where, of_former = _former_where(using, budget)
     of_rules = " OR ".join([f"rule IN ({places(budget.rules)})", *where])
     sql = (
         f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
         f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
         "AND NOT (correction_pending AND NOT settled) "
-        f"GROUP BY {column}, {database.slot_sql(using, 'finished_at', begin, width)} ORDER BY 2"
+        f"GROUP BY {column}, {database.part_sql(using, 'finished_at', begin, width)} ORDER BY 2"
     )
     instants = _parameters(using, begin, end)
     params = [*of_cost, *budget.rules, *of_former, *instants, states.VOIDED]

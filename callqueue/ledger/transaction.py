@@ -146,7 +146,7 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
     wanted = {attempt.call_id for attempt in found}
     calls, busy = _free_calls(using, wanted) if wanted else ({}, set())
     return [
-        Pair(attempt, _own(attempt, calls.get(attempt.call_id)))
+        Pair(attempt, _call_waiting_for(attempt, calls.get(attempt.call_id)))
         for attempt in found
         if attempt.call_id not in busy
     ]
@@ -160,7 +160,7 @@ def _free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[in
     return free, busy
 
 
-def _own(attempt: CallAttempt, call: CallQueue | None) -> CallQueue | None:
+def _call_waiting_for(attempt: CallAttempt, call: CallQueue | None) -> CallQueue | None:
     if call is None or call.last_attempt != attempt.number:
         return None
     return call if call.status in Move.VOID.sources else None

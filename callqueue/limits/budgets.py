@@ -40,7 +40,7 @@ class Budget:
         return self.settings_id or self.id
 
     @property
-    def charging(self) -> list[str]:
+    def charging_rules(self) -> list[str]:
         """The rules that charge it, and those that did and still count."""
         return [*self.rules, *(name for name, _ in self.former)]
 
@@ -148,7 +148,7 @@ def bind(rules: Mapping[str, Rule]) -> Book:
 
 
 def with_rate(limit: Limit, rate: str | None) -> Limit:
-    """With an operator's rate; as it is where none is, or the kind is another since."""
+    """The limit with an operator's rate; as it is without, or where its kind takes no such one."""
     try:
         return limit if rate is None else limit.with_rate(rate)
     except ImproperlyConfigured:

@@ -169,7 +169,7 @@ def is_host_pattern(text: str) -> bool:
 
 
 def is_place_pattern(text: str) -> bool:
-    """A host pattern that may name a port: "api.example.com:8443", "*:443", "[::1]:8080"."""
+    """Whether it is a host pattern, perhaps with a port: "api.example.com:8443", "[::1]:8080"."""
     host, port = split_place(text)
     return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
 

@@ -26,7 +26,7 @@ UNBEGUN_S = (
 
 
 @dataclass(frozen=True)
-class Flight:
+class InFlight:
     """Open attempts of a rule: `begun` of the `count` are being made."""
 
     count: int = 0
@@ -57,7 +57,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Attempts:
-    flights: Mapping[str, Flight]
+    flights: Mapping[str, InFlight]
     paces: Mapping[str, Pace]
     workers: Sequence[Us]  # when each process began one of the newest last, the latest first
     stalls: Sequence[Stall]  # the queues that nobody takes calls from
@@ -65,7 +65,7 @@ class Attempts:
 
 def read(using: str, names: Sequence[str], now: Us) -> Attempts:
     """What attempts of these rules do as of `now`, and did in the last minute."""
-    flights: dict[str, Flight] = {}
+    flights: dict[str, InFlight] = {}
     answered: dict[str, list[tuple[int, int, bool]]] = {name: [] for name in names}
     unbegun: dict[str, list[tuple[str, int, Us]]] = {}  # by queue: rule, calls, since when
     last: dict[str, Us] = {}  # by queue, when a call was begun
@@ -79,8 +79,8 @@ def read(using: str, names: Sequence[str], now: Us) -> Attempts:
         if kind == _ANSWERED:
             answered[name].append((int(many), int(us), bool(some)))
             continue
-        flight = flights.get(name, Flight())
-        flights[name] = Flight(flight.count + int(many), flight.begun + int(some))
+        flight = flights.get(name, InFlight())
+        flights[name] = InFlight(flight.count + int(many), flight.begun + int(some))
         if us is not None:
             unbegun.setdefault(queue, []).append((name, int(many) - int(some), Us(us)))
     lately, patience = now - WORKERS_S * SECOND, now - UNBEGUN_S * SECOND

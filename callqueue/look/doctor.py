@@ -21,7 +21,7 @@ from callqueue import broker as the_broker
 from callqueue import conf, database, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time, ready_calls
-from callqueue.ledger import settings as in_force
+from callqueue.ledger import settings as shared_settings
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.in_force import opinion_of
 from callqueue.look import Look, alive, look, notes
@@ -298,7 +298,7 @@ def _dispenser(facts: Facts) -> str:
 def _agreement(facts: Facts) -> str:
     here = opinion_of(conf.current().book)
     digests = {one.digest for one in facts.look.dispensers if one.digest}
-    if found := in_force.disagreements(facts.using, digests, here=here):
+    if found := shared_settings.disagreements(facts.using, digests, here=here):
         raise Wrong(
             "settings differ: " + "; ".join(map(str, found)),
             "restart those whose settings are old; "
@@ -421,7 +421,7 @@ def _connect_to_broker() -> None:
 
 
 def _queues_of_rules(using: str) -> set[str]:
-    """By the broker's names; the built-in default rule counts only where calls wait for it."""
+    """The queues as the broker names them; an unused built-in default rule has none."""
     rules, default = conf.current().rules, str(_celery_app().conf.task_default_queue)
     names: Iterable[str] = rules
     if rules["default"] is conf.DEFAULTS["RULES"]["default"]:

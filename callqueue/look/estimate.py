@@ -71,7 +71,7 @@ class Gate:
         start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)
         return start, left / amount
 
-    def at(self, seconds: float, now: Us) -> Gate:
+    def after(self, seconds: float, now: Us) -> Gate:
         limit = self.limit
         if seconds * SECOND < limit.window_us or limit.is_calendar:
             return self
@@ -85,7 +85,7 @@ def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     """Seconds until so many calls have passed all of these gates; None where nobody can say."""
     taken = 0.0
     for _ in range(TURNS):
-        found = _passed(list(_with_incoming(gates, taken)), calls, now)
+        found = _seconds_to_pass(list(_with_incoming(gates, taken)), calls, now)
         if found is None or found - taken <= max(0.01, taken / 100):
             return found
         if not any(gate.incoming for gate in gates):
@@ -96,7 +96,7 @@ def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     return None
 
 
-def _passed(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
+def _seconds_to_pass(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     # of each gate the whole periods, and then the others for what is left
     longest = 0.0
     for gate in gates:
@@ -108,8 +108,8 @@ def _passed(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     for gate in slow:
         start, share = gate.last_period(gate.amount(calls), now)
         if start:
-            others = [other.at(start, now) for other in gates if other is not gate]
-            rest = _passed(others, calls * share, now)
+            others = [other.after(start, now) for other in gates if other is not gate]
+            rest = _seconds_to_pass(others, calls * share, now)
             longest = max(longest, start + (rest or 0.0))
     return longest
 

@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 
 from callqueue import states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, instant_us, of_each, slot_sql, to_us
+from callqueue.database import as_parameter, from_us, instant_us, of_each, part_sql, to_us
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
 from callqueue.ledger import rule_rows, tallies
@@ -133,7 +133,7 @@ def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.M
 
 
 def _values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
-    """Those with charges; of tallied ones the fullest; or that of a key."""
+    """The values of its `per` with charges; of tallied ones the fullest; or that of a key."""
     if key is not None and budget.limit.is_keyed:
         return [budget.value_of(key, "")]
     if budget.limit.is_per_rule:
@@ -228,7 +228,7 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us
     """From when each ages. One statement; a part of keys is found among all that mention it."""
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
-    found = charged.filter(rule__in=budget.charging).order_by()
+    found = charged.filter(rule__in=budget.charging_rules).order_by()
     if value:
         part = json.dumps({limit.per: value}, ensure_ascii=False, separators=(",", ":"))[1:-1]
         mentions = Q(key__contains=part)
@@ -254,11 +254,11 @@ def _ends(
         limit, since = budget.limit, budget.limit.horizon(account.now) - 1
         if is_whole and account.meter(budget).free and not _is_short(limit):
             continue
-        for rule in budget.charging:
+        for rule in budget.charging_rules:
             count, grouped = "1", ""
             if _is_short(limit):
-                slot = slot_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
-                count, grouped = "COUNT(*)", f" GROUP BY {slot}"
+                part = part_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
+                count, grouped = "COUNT(*)", f" GROUP BY {part}"
             sql = (
                 f"SELECT {place}, MIN(finished_at), {count} FROM "
                 f"{tables.name(using, 'CallAttempt')} WHERE rule = %s AND finished_at > %s "
@@ -287,7 +287,7 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
         return {}
     widths = {budget.id: _width(budget.limit.window_us) for budget in budgets}
     first = min(budget.limit.horizon(now) for budget in budgets) // SECOND
-    rules = {rule for budget in budgets for rule in budget.charging}
+    rules = {rule for budget in budgets for rule in budget.charging_rules}
     stored = tables.sums(using).filter(rule__in=rules, width__in=widths.values())
     by_rule: dict[tuple[str, int], list[tuple[Us, int]]] = {}
     columns = stored.filter(start__gt=first - sums.QUARTER_S).order_by("start")
@@ -297,7 +297,7 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
     return {
         budget.id: sorted(
             one
-            for rule in budget.charging
+            for rule in budget.charging_rules
             for one in by_rule.get((rule, widths[budget.id]), ())
             if one[0] > budget.limit.horizon(now)
         )
@@ -310,7 +310,7 @@ def _width(window_us: int) -> int:
 
 
 def _shared_out(used: int, spread: Spread, now: Us) -> list[tuple[Us, int]]:
-    """As the calls are, the first at least one; where nothing is known of those, as of now."""
+    """What is used, spread as the calls are, the first at least one; as of now without any."""
     whole = sum(count for _, count in spread)
     if not whole:
         return [(now, used)] if used else []

@@ -17,7 +17,7 @@ from callqueue.limits.kinds import SECOND
 from callqueue.limits.rules import Rule
 from callqueue.look import attempts, estimate
 from callqueue.look.alive import Sign
-from callqueue.look.attempts import Flight, Pace, Stall
+from callqueue.look.attempts import InFlight, Pace, Stall
 from callqueue.look.estimate import Gate
 from callqueue.look.limits import LimitLook
 from callqueue.look.waiting import Waiting
@@ -66,7 +66,7 @@ class RuleLook:
     is_dispensing: bool  # any dispenser runs
     has_fallen_silent: bool  # the last one did not end, and gives no sign of life
     waits: Waiting
-    flight: Flight
+    flight: InFlight
     pace: Pace
     incoming: float  # calls that came in a second, over the last minute
     holds: Sequence[HoldLook]  # those on the whole rule and on queues, and a few of those on keys

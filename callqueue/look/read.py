@@ -27,7 +27,7 @@ from callqueue.limits.budgets import Book, Cost, cost_of, key_parts
 from callqueue.limits.in_force import Difference
 from callqueue.limits.kinds import SECOND
 from callqueue.look import alive, attempts, estimate, limits, waiting
-from callqueue.look.attempts import Attempts, Flight, Pace
+from callqueue.look.attempts import Attempts, InFlight, Pace
 from callqueue.look.estimate import Gate, Sizes
 from callqueue.look.limits import LimitLook
 from callqueue.look.model import FOREVER, HoldLook, Look, RuleLook, explains_pace
@@ -108,7 +108,7 @@ def _rule(known: _Known, name: str) -> RuleLook:
         is_dispensing=any(one.is_alive for one in known.signs),
         has_fallen_silent=alive.has_fallen_silent(known.signs),
         waits=known.waits[name],
-        flight=known.attempts.flights.get(name, Flight()),
+        flight=known.attempts.flights.get(name, InFlight()),
         pace=known.attempts.paces[name],
         incoming=known.incoming.get(name, 0.0),
         holds=known.held.get(name, ()),
@@ -256,7 +256,7 @@ class _KeysHeld:
 def _holds(
     using: str, now: Us, moved: int, key: str | None
 ) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
-    """By rule; of those on keys a few, the last to end first, and what all come to."""
+    """The holds by rule; of those on keys a few, the last to end first, and what all come to."""
     held: dict[str, list[HoldLook]] = {}
     on_keys: dict[str, _KeysHeld] = {}
     at, values = (
@@ -311,7 +311,7 @@ def _holds_sql(using: str, values: Sequence[str]) -> str:
 
 
 def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
-    """By rule and unit, of the calls that go next; empty where all limits are of calls."""
+    """What the next calls cost, by rule and unit; empty where all limits are of calls."""
     units = {
         (name, one.budget.limit.unit)
         for name, listed in known.limits.items()

@@ -13,10 +13,10 @@ from callqueue.database import (
     as_parameter,
     from_us,
     instant_us,
+    part_sql,
     places,
     quoted,
     rows,
-    slot_sql,
 )
 from callqueue.ledger.ready_calls import WAITING
 from callqueue.limits.kinds import SECOND
@@ -111,7 +111,7 @@ def _counts_sql(
             f"FROM ({of_keys}) AS of_keys GROUP BY rule, calls"
         )
     since = now + moved - RECENT_S * SECOND
-    part = slot_sql(using, "created_dt", since, RECENT_S * SECOND // PARTS)
+    part = part_sql(using, "created_dt", since, RECENT_S * SECOND // PARTS)
     newest = f"SELECT rule, created_dt FROM {table} ORDER BY id DESC LIMIT {NEWEST}"
     parts.append(
         f"SELECT {_CREATED}, rule, COUNT(*), {part}, MIN(created_dt) FROM ({newest}) AS newest "

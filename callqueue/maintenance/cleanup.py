@@ -147,12 +147,12 @@ def _batches(rows: Any, size: int) -> Iterator[list[int]]:
 
 def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
     """Delete these calls that are still past retention, and attempts that no window counts."""
-    calls, attempts = untimed(using, lambda: _deleted(using, ids, status, cut))
+    calls, attempts = untimed(using, lambda: _delete_free(using, ids, status, cut))
     cleaned.calls += calls
     cleaned.attempts += attempts
 
 
-def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
+def _delete_free(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
     # By key alone: with the condition in it, a database might read all that it is true of.
     rows = database.locked(tables.calls(using).filter(pk__in=ids))
     seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")

@@ -32,7 +32,7 @@ FEW = 50  # calls whose data is read at once: it may be large
 
 
 def recover(using: str) -> int:
-    """One round of all that time brings, every second or so; the count of changed calls."""
+    """Do a round of all that time brings, every second or so; the count of changed calls."""
     return sum(one(using) for one in ALL)
 
 

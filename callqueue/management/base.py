@@ -79,14 +79,14 @@ class CallQueueCommand(BaseCommand):
         raise NotImplementedError
 
     def say(self, text: str) -> None:
-        """One line for the operator, who may have a terminal: what it would act on is escaped."""
+        """Print a line for the operator; what a terminal would act on is escaped."""
         self.write(printable(text))
 
     def say_json(self, document: Any) -> None:
         self.write(json.dumps(document, indent=2, default=str))
 
     def write(self, text: str) -> None:
-        """Text and a line's end, at once. SystemExit where nobody reads any more."""
+        """Print text and a line's end, at once. SystemExit where nobody reads any more."""
         try:
             self.stdout.write(text)
             self.stdout.flush()
@@ -173,7 +173,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _let_go_of_stdout() -> None:
-    """So that Python, at its end, does not try once more to write what nobody reads."""
+    """Send stdout nowhere, so that Python at its end does not write again what nobody reads."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

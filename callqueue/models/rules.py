@@ -108,7 +108,7 @@ class KeyTurn(Table):
     key = models.CharField(max_length=255, blank=True)
     served = models.BigIntegerField(default=0)
     blocked_on = models.CharField(max_length=32, blank=True, default="")
-    blocked_until = models.BigIntegerField(default=0)  # microseconds on the database's clock
+    blocked_until = models.BigIntegerField(default=0)  # microseconds of ledger time
 
     class Meta:
         default_permissions = ()

@@ -42,7 +42,7 @@ def apart(using: str, work: Callable[[], T]) -> T:
             "a permit cannot be taken inside transaction.atomic() on SQLite, which lets one"
             " connection write at a time: take it outside, or send the call through the queue"
         )
-    done = _kept(using, work)
+    done = _hand_over(using, work)
     try:
         wait([done])
     except BaseException:
@@ -56,7 +56,7 @@ def write_apart(using: str, work: Callable[[], Any]) -> None:
     if not is_in_callers_transaction(using) or database.is_sqlite(using):
         work()
         return
-    done = _kept(using, work)
+    done = _hand_over(using, work)
     if wait([done], PATIENCE).done:
         done.result()
 
@@ -80,7 +80,7 @@ class _Keeper:
 
     @property
     def is_stuck(self) -> bool:
-        """For so long at one piece that others go elsewhere: its caller may have its rows."""
+        """Whether one piece takes so long that others go elsewhere: its caller may lock it."""
         return self.began is not None and time.monotonic() - self.began > STUCK
 
     def _run(self) -> None:
@@ -118,7 +118,7 @@ class _Keeper:
             self.connection.close()
 
 
-def _kept(using: str, work: Callable[[], T]) -> Future[T]:
+def _hand_over(using: str, work: Callable[[], T]) -> Future[T]:
     done = Future[T]()
     with _lock:
         keeper = _keepers.get(using)
@@ -131,8 +131,8 @@ def _kept(using: str, work: Callable[[], T]) -> Future[T]:
     return done
 
 
-def _forked() -> None:
-    """A child has none of these threads. It keeps their connections open: they are the parent's."""
+def _after_fork() -> None:
+    """Have a child forget these threads, and keep their connections open: they are the parent's."""
     _of_parents.extend(_keepers.values())
     _keepers.clear()
     _lock.release()
@@ -142,4 +142,6 @@ _lock = threading.Lock()
 _keepers: dict[str, _Keeper] = {}  # by database: those that take on work
 _of_parents: list[_Keeper] = []
 if hasattr(os, "register_at_fork"):  # no child begins with a lock that another thread had
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forked)
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork
+    )

@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError
 
 from callqueue import database, events, states, tables, transitions
 from callqueue.execution import judging, recorder
-from callqueue.ledger import ready_calls, settings
+from callqueue.ledger import rule_rows, settings
 from callqueue.ledger.transaction import Locked, transaction, untimed
 from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.maintenance import breaker
@@ -37,7 +37,7 @@ class Permit:
         self._using, self.job = using, job
         self._cost: Any = None
         self._why: str | None = None  # the provider refused it, and asked for a hold
-        self._sent_at: datetime | None = None  # by the database's clock
+        self._sent_at: datetime | None = None  # in ledger time
         self._has_ended = False
 
     @property
@@ -45,11 +45,11 @@ class Permit:
         return self.job.attempt.id
 
     def sent(self) -> None:
-        """The request has left: from now on the permit ages, whether it has an answer or not."""
+        """Say that the request has left: from now on the permit ages, answered or not."""
         self._write(self._tell_sent)
 
     def settle(self, cost: int | Mapping[str, int]) -> None:
-        """What it cost after all, as `send` takes it: charged when it ends, or now if it has."""
+        """Say what it cost after all, as `send` takes it: charged at its end, or now after it."""
         units = {"calls": 1, **cost} if isinstance(cost, Mapping) else cost
         checked = validation.check_cost(units)
         self._cost = checked
@@ -72,7 +72,7 @@ class Permit:
 
     # --- its end
 
-    def ended(self, error: BaseException | None) -> Result:
+    def result_of(self, error: BaseException | None) -> Result:
         job = self.job
         if self._why is not None:
             result = transitions.after_giving_up(job, self._why, states.THROTTLED)
@@ -86,7 +86,7 @@ class Permit:
         return result
 
     def answered(self, result: Result) -> None:
-        """It has this answer, whose body is still under way: the permit ends so, but later."""
+        """Keep this answer, whose body is still under way: the permit ends so, but later."""
         self._write(lambda: self._lay_hold(result))
         self._write(self._tell_sent)
 
@@ -97,19 +97,19 @@ class Permit:
     # --- what is written of it, where it is still its own: recovery ends what outlives its lease
 
     @property
-    def _own(self) -> dict[str, Any]:
+    def _row(self) -> dict[str, Any]:
         return {"pk": self.job.attempt.id, "worker": self.job.attempt.worker}
 
     def _tell_sent(self) -> None:
         def work(locked: Locked) -> datetime | None:
-            told = transitions.tell(self._using, [{**self._own, "sent_at": locked.now}])
+            told = transitions.tell(self._using, [{**self._row, "sent_at": locked.now}])
             return locked.now if told else None
 
         self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at
 
     def _settle(self, cost: Any) -> None:
-        """It has ended: tallies and levels may count it as it was, so they are told."""
-        row = tables.attempts(self._using).filter(**self._own)
+        """Correct its cost after its end: tallies and levels that count it as it was are told."""
+        row = tables.attempts(self._using).filter(**self._row)
 
         def work() -> None:
             _forget_levels(self._using, self.job.call.rule)
@@ -132,7 +132,7 @@ class Permit:
             recorder.lay(self._using, result)
 
     def _end(self, result: Result) -> None:
-        """A permit is never retried, so what a call would be retried for has failed."""
+        """Record the end. A permit is never retried: what a call is retried for has failed."""
         self._lay_hold(result)
         job, status = self.job, getattr(result.response, "status_code", None)
         final = replace(
@@ -151,7 +151,7 @@ class Permit:
             self._settle(result.cost)
 
     def _write(self, work: Callable[[], Any]) -> None:
-        """The database may be away; what cannot be written, the end of the lease makes up for."""
+        """Write, if the database lets it: else the end of the lease makes up for that."""
         using = self._using
 
         def persistently() -> None:
@@ -196,6 +196,6 @@ def _forget_levels(using: str, rule: str) -> None:
     book = settings.book_in_force(using)
     group = book.groups.get(rule, ())
     if any(budget.limit.keeps_level for budget in book.group_budgets(group)):
-        memos = ready_calls.lock(using, group)
+        memos = rule_rows.lock(using, group)
         fresh = [{"pk": rule, "memo": {**memo, "levels": {}}} for rule, memo in memos.items()]
         database.update_each(tables.RuleState, using, fresh)

@@ -73,7 +73,7 @@ class PermitTransport(_Transport, BaseTransport):
         try:
             response = sender.handle_request(request)
         except BaseException as error:
-            permit.end_with(permit.ended(error))
+            permit.end_with(permit.result_of(error))
             raise
         _answered(permit, request, response)
         return response
@@ -102,7 +102,7 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
         try:
             response = await sender.handle_async_request(request)
         except BaseException as error:
-            permit.end_with(permit.ended(error))
+            permit.end_with(permit.result_of(error))
             await permit.written()
             raise
         _answered(permit, request, response)
@@ -121,7 +121,7 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
 
 
 def _answered(permit: Permit, request: Any, response: Any) -> None:
-    """Its end may hang on the body: then once the client has read that, or closes it."""
+    """End the permit, now or once the client has read the body or closes it."""
     status, url = response.status_code, str(request.url)
 
     def end(body: bytes, *, is_cut: bool) -> None:
@@ -171,27 +171,27 @@ class _Body:
         try:
             self._stream.close()
         finally:
-            self._ended()
+            self._end_once()
 
     async def aclose(self) -> None:
         try:
             await self._stream.aclose()
         finally:
-            self._ended()
+            self._end_once()
             if isinstance(self._permit, AsyncPermit):
                 await self._permit.written()
 
     def _keep(self, part: bytes) -> None:
         self._start += part[: max(0, self._room + 1 - len(self._start))]
 
-    def _ended(self) -> None:
+    def _end_once(self) -> None:
         end, self._end = self._end, None
         if end is not None:
             body, is_cut = self._decoded()
             end(body, is_cut=is_cut)
 
     def _decoded(self) -> tuple[bytes, bool]:
-        """At most MAX_RESPONSE_BYTES, and whether that is not all; as it came if headers lie."""
+        """The body up to MAX_RESPONSE_BYTES, whether that is not all; as it came if headers lie."""
         library, found, start = _library(self._response), bytearray(), bytes(self._start)
         pieces = (start[at : at + _PIECE] for at in range(0, len(start), _PIECE))
         is_cut = not self._is_whole or len(start) > self._room

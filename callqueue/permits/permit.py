@@ -58,7 +58,7 @@ class permit:
 
     def __enter__(self) -> Permit:
         granted = begin(self._wanted)
-        self._entered.append((_who(), granted))
+        self._entered.append((_thread_and_task(), granted))
         return granted
 
     def __exit__(
@@ -70,13 +70,13 @@ class permit:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> Any:
-        who = _who()  # frameworks leave a block in another thread than they entered it
+        who = _thread_and_task()  # frameworks leave a block in another thread than they entered it
         own = [one for one in self._entered if one[0] == who] or self._entered
         if not own:
             raise RuntimeError("this permit is left more often than it was entered")
         ended = own[-1]
         self._entered.remove(ended)
-        ended[1].end_with(ended[1].ended(error))
+        ended[1].end_with(ended[1].result_of(error))
         return ended[1]
 
 
@@ -85,7 +85,7 @@ class apermit(permit):
 
     async def __aenter__(self) -> AsyncPermit:
         granted = await abegin(self._wanted)
-        self._entered.append((_who(), granted))
+        self._entered.append((_thread_and_task(), granted))
         return granted
 
     async def __aexit__(
@@ -178,26 +178,26 @@ async def abegin(asked: Wanted) -> AsyncPermit:
         try:
             found: Job | float = 0.0
             while not isinstance(found, Job):
-                await _asleep(found)
+                await _sleep(found)
                 stepping = asyncio.ensure_future(sync_to_async(waiter.step)())
                 found = await asyncio.shield(stepping)
             while (left := waiter.until_slot()) > 0:
-                await _asleep(left)
+                await _sleep(left)
         except BaseException:
-            await asyncio.shield(_left(waiter, stepping))
+            await asyncio.shield(_withdraw(waiter, stepping))
             raise
         if _is_in_time(found):
             return AsyncPermit(waiter.using, found)
     raise NotNow(None, STANDS_STILL)
 
 
-async def _left(waiter: Waiter, stepping: asyncio.Future[Any] | None) -> None:
+async def _withdraw(waiter: Waiter, stepping: asyncio.Future[Any] | None) -> None:
     if stepping is not None:
         await asyncio.wait([stepping])
     await sync_to_async(waiter.withdraw)()
 
 
-async def _asleep(seconds: float) -> None:
+async def _sleep(seconds: float) -> None:
     if sleep is time.sleep:
         await asyncio.sleep(seconds)
     elif seconds:
@@ -208,7 +208,7 @@ def _is_in_time(job: Job) -> bool:
     return clocks.monotonic() < job.lease_ends  # a process may have stood still since
 
 
-def _who() -> Any:
+def _thread_and_task() -> Any:
     try:
         task = asyncio.current_task()
     except RuntimeError:

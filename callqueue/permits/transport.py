@@ -97,7 +97,7 @@ class PermitAdapter(HTTPAdapter):
             else:
                 _ = response.content
         except BaseException as error:
-            permit.end_with(permit.ended(error))
+            permit.end_with(permit.result_of(error))
             raise
         result = judged(permit, told)
         if stream and lasts(permit):

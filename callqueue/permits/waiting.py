@@ -21,7 +21,7 @@ from callqueue import clocks, conf, database, forecast, states, tables, transiti
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK
-from callqueue.dispatch.release_pass import Begins, OwnCall, Pass
+from callqueue.dispatch.release_pass import OwnCall, Pass, Taker
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.execution import claim, judging, recorder
 from callqueue.ledger import ledger_time, ready_calls, rule_rows
@@ -98,7 +98,7 @@ class Waiter:
         return apart(self.using, lambda: database.persist(self.using, self._step, during="permit"))
 
     def withdraw(self) -> None:
-        """Nobody waits any more; what was charged, perhaps unknown to it, is given back."""
+        """Wait no more, and give back what was charged, perhaps unknown to it."""
         if not self._has_given_up:
             apart(self.using, lambda: database.persist(self.using, self._withdraw, during="permit"))
 
@@ -167,14 +167,14 @@ class Waiter:
         return None
 
     def _stand_anew(self) -> None:
-        """Its row is no more: the next pass has another, in the old place."""
+        """Forget its row, which is gone: the next pass has another, in the old place."""
         self.pk, self._identity, self.passed_at, self.ahead = None, uuid4(), 0.0, 0
         self._stands = False
 
     def _take_up(self, attempt_id: int) -> Job | None:
-        return self._taken_up(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
+        return self._accept(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
 
-    def _taken_up(self, jobs: Sequence[Job]) -> Job | None:
+    def _accept(self, jobs: Sequence[Job]) -> Job | None:
         if not jobs:
             return None
         (job,) = jobs
@@ -192,12 +192,12 @@ class Waiter:
     # --- its own passes
 
     def _pass(self) -> Job | None:
-        done = self._made_pass()
+        done = self._make_pass()
         if done is None:
             return self._look()
         if done.begun is not None:
             own, lease = done.begun, self.wanted.lease
-            return self._taken_up(claim.take_begun(self.using, own.rows, own.reading, lease))
+            return self._accept(claim.take_begun(self.using, own.rows, own.reading, lease))
         if self._waits is False:  # it waits no more, or somebody has locked its row
             self.passed_at, self._pause_of_pass = now(), LOOK
             return self._look()
@@ -207,8 +207,8 @@ class Waiter:
         self._end_overdue()
         return None
 
-    def _made_pass(self) -> Pass | None:
-        """None where an earlier one, whose end was not known, has left a row."""
+    def _make_pass(self) -> Pass | None:
+        """Make a pass; None where an earlier one, whose end was not known, has left a row."""
         using, wanted, before = self.using, self.wanted, self.pk
         if self._is_in_doubt and self.pk is None:
             self.pk = before = self._found()
@@ -237,7 +237,7 @@ class Waiter:
                 book.groups[self.rule],
                 book,
                 last=self._streak,
-                begins=Begins(self.worker, claim.READS),
+                taker=Taker(self.worker, claim.READS),
                 maker=maker,
             )
             release_pass.tell_of_unfit(using, done)
@@ -254,7 +254,7 @@ class Waiter:
         return done
 
     def _stand(self, at: datetime) -> int | None:
-        """None where it waits no more, or somebody has locked it: the pass waits for nobody."""
+        """Have its row wait; its key, None where it waits no more or is locked: no pass waits."""
         if self._is_in_doubt and self.pk is None:
             self.pk = self._found()  # its commit has come through since, perhaps
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
@@ -263,18 +263,18 @@ class Waiter:
         if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
             ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
         self.due_at = self.due_at or at
-        self._waits = self.pk is None or self._is_kept_alive(self.pk, self.due_at, until)
+        self._waits = self.pk is None or self._keep_alive(self.pk, self.due_at, until)
         if not self._waits:
             return None
         if self.pk is None:
-            self.pk = self._inserted(self.due_at, until)
+            self.pk = self._insert(self.due_at, until)
         if not self._is_passing and not self._stands:  # else a pass does, where keys take turns
             ready_calls.tell_of_keys(self.using, [self.pk])
         return self.pk
 
     def _beat(self) -> None:
-        """A new row is in line from a second commit on: the first one may come through once nobody
-        waits any more, and no lock would tell.
+        """Say that it waits. A new row is in line from a second commit on: the first may come
+        through once nobody waits any more, and no lock would tell.
         """
         if self._is_in_doubt:  # perhaps it has a row
             return
@@ -282,13 +282,13 @@ class Waiter:
             with database.writing(self.using):
                 at = database.clock(self.using)
                 over = at + timedelta(seconds=ALIVE)  # due when it has expired: never ready
-                self.due_at, self.pk = self.due_at or at, self._inserted(over, over, ready=False)
+                self.due_at, self.pk = self.due_at or at, self._insert(over, over, ready=False)
         with database.writing(self.using):
             stands = self._stand(database.clock(self.using)) is not None
         self._stands |= stands
 
     def _note(self, done: Pass) -> None:
-        """Just before the next slot opens; where nobody knows when that is, ever later."""
+        """Set the next pass just before a slot opens; where that is unknown, ever later."""
         look, self._streak, self.passed_at = done.next_look, done.next_look.streak, now()
         if self._waits is None:  # somebody else has the rules, or the settings are not agreed on
             self._pause_of_pass = look.after * random.uniform(0.5, 1.0)
@@ -329,7 +329,7 @@ class Waiter:
     def _give_up(self) -> Job:
         self.pk = self._settled()
         until, reason = self._expected()
-        if self.pk is not None and not self._is_forgotten(self.pk):
+        if self.pk is not None and not self._forget(self.pk):
             if (job := self._look()) is not None:
                 return job
             self._withdraw()
@@ -347,7 +347,7 @@ class Waiter:
 
     def _withdraw(self) -> None:
         pk = self._settled()
-        if pk is None or self._is_forgotten(pk) or transitions.cancel(self.using, [pk]):
+        if pk is None or self._forget(pk) or transitions.cancel(self.using, [pk]):
             return
         attempts = tables.attempts(self.using).open().filter(call_id=pk)
         begun = list(attempts.values_list("pk", flat=True))
@@ -358,13 +358,13 @@ class Waiter:
         """Its row, if it has one, once it is known what became of its last pass."""
         if self.pk is None and self._is_in_doubt:
             with database.writing(self.using):
-                if not rule_rows.are_free(self.using, [self.rule]):
+                if not rule_rows.try_lock(self.using, [self.rule]):
                     raise OperationalError("a permit's pass may be committed yet")
         return self._found() if self.pk is None else self.pk
 
     # --- its row among the calls, while it waits
 
-    def _inserted(self, due_at: datetime, expires_at: datetime, **more: Any) -> int:
+    def _insert(self, due_at: datetime, expires_at: datetime, **more: Any) -> int:
         columns = {
             **self.wanted.call,
             **more,
@@ -378,7 +378,7 @@ class Waiter:
         assert pk is not None
         return pk
 
-    def _is_kept_alive(self, pk: int, due_at: datetime, until: datetime) -> bool:
+    def _keep_alive(self, pk: int, due_at: datetime, until: datetime) -> bool:
         """Say that the waiter lives; whether the permit still waits, and nobody has locked it."""
         said = [{"pk": pk, "due_at_dt": due_at, "ready": True, "expires_at_dt": until}]
         waits = f"t.status IN ({database.listed(states.WAITING)})"
@@ -414,8 +414,8 @@ class Waiter:
         )
         return Seen(*found[0]) if found else None
 
-    def _is_forgotten(self, pk: int) -> bool:
-        """The row goes, and leaves nothing. False where it was charged before."""
+    def _forget(self, pk: int) -> bool:
+        """Delete its row, which leaves nothing. False where it was charged before."""
 
         def work() -> bool:
             rows = tables.calls(self.using).filter(pk=pk)

@@ -35,7 +35,7 @@ def seal(data: str, keys: Keys, *, place: str, row: str = "") -> str:
 
 
 def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
-    """By whichever key opens it, for this row or all of the place. Else Unreadable."""
+    """The text, by whichever key opens it, for this row or all of the place. Else Unreadable."""
     if not keys:
         raise Unreadable("this text is encrypted, and ENCRYPTION_KEYS is empty")
     box, text = _box(tuple(keys)), ""

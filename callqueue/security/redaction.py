@@ -50,13 +50,13 @@ def redact_headers(headers: Any) -> dict[str, Any]:
     """A copy of the headers, the telling ones redacted whole, tokens inside the others too."""
     if not isinstance(headers, Mapping):
         return {}
-    return {str(name): _by_name(name, value, 0) for name, value in headers.items()}
+    return {str(name): _redact_value(name, value, 0) for name, value in headers.items()}
 
 
 def redact_url(url: Any) -> Any:
     """The URL without its user:password, and without the values of telling query parameters."""
     if not isinstance(url, str):
-        return _any(url, 0)
+        return _redact_any(url, 0)
     return _PAIR.sub(_redact_pair, _USERINFO.sub(rf"\1{REDACTED}@", url))
 
 
@@ -68,8 +68,8 @@ def redact_params(params: Any) -> Any:
 def redacted(params: Any) -> Any:
     """A redacted copy of a call's params in which a secret is still a Secret."""
     if not isinstance(params, Mapping):
-        return _any(params, 0)
-    return {str(name): _at(str(name), value) for name, value in params.items()}
+        return _redact_any(params, 0)
+    return {str(name): _redact_param(str(name), value) for name, value in params.items()}
 
 
 def hidden_in(text: str) -> str:
@@ -84,7 +84,7 @@ def redact_text(text: str) -> str:
     if ":" in text:
         text = _USERINFO.sub(rf"\1{REDACTED}@", text)
         for form in (_LINE, _QUOTED, _ESCAPED):
-            text = form.sub(_redact_named, text)
+            text = form.sub(_redact_match, text)
     if " " in text or "\t" in text:
         text = _SCHEME.sub(_redact_scheme, text)
     return _PAIR.sub(_redact_pair, text) if "=" in text else text
@@ -104,68 +104,69 @@ def _is_telling(name: str) -> bool:
     return _TELLING.search(re.sub(r"[^a-z0-9]", "", name.lower())) is not None
 
 
-def _at(place: str, value: Any) -> Any:
+def _redact_param(place: str, value: Any) -> Any:
     """A cookie is a credential; of [user, password] the password is, and a user without one."""
     if place == "url":
         return redact_url(value)
     if place == "cookies":
         if not isinstance(value, Mapping):
-            return _by_name("cookie", value, 1)
+            return _redact_value("cookie", value, 1)
         return {
-            str(name): _by_name("cookie", item, 1, counts=False) for name, item in value.items()
+            str(name): _redact_value("cookie", item, 1, counts=False)
+            for name, item in value.items()
         }
     if place == "auth" and isinstance(value, list | tuple) and len(value) == 2:
         user, password = value
         if not isinstance(user, str) or password in ("", None):
-            user = _by_name("auth", user, 1, counts=False)
-        return [user, _by_name("auth", password, 1)]
-    return _by_name(place, value, 1, is_query=place in ("params", "data"))
+            user = _redact_value("auth", user, 1, counts=False)
+        return [user, _redact_value("auth", password, 1)]
+    return _redact_value(place, value, 1, is_query=place in ("params", "data"))
 
 
-def _by_name(
+def _redact_value(
     name: object, value: Any, depth: int, *, is_query: bool = False, counts: bool = True
 ) -> Any:
     """ "max_tokens": 1500 is an amount and no token; flags and empty values tell nothing."""
-    if value is None or _tells_nothing(value):
+    if value is None or _is_shown_secret(value):
         return value
     if not is_telling(name) and not (is_query and str(name).lower() in _IN_QUERY):
-        return _any(value, depth, is_query=is_query)
+        return _redact_any(value, depth, is_query=is_query)
     is_count = isinstance(value, bool) or value in ("", [], {})
     is_count |= isinstance(value, int | float) and str(name).lower().endswith("tokens")
     return value if is_count and counts else REDACTED
 
 
-def _any(value: Any, depth: int, *, is_query: bool = False) -> Any:
+def _redact_any(value: Any, depth: int, *, is_query: bool = False) -> Any:
     if depth > MAX_DEPTH:
         return REDACTED
     if isinstance(value, str):
         return _text_or_json(value)
     if isinstance(value, Mapping):
         return {
-            str(name): _by_name(name, item, depth + 1, is_query=is_query)
+            str(name): _redact_value(name, item, depth + 1, is_query=is_query)
             for name, item in value.items()
         }
     if not isinstance(value, list | tuple):
         return value
     if is_query and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
         return [
-            [_any(name, depth), _by_name(name, item, depth + 1, is_query=True)]
+            [_redact_any(name, depth), _redact_value(name, item, depth + 1, is_query=True)]
             for name, item in value
         ]
-    return [_any(item, depth + 1) for item in value]
+    return [_redact_any(item, depth + 1) for item in value]
 
 
 def _text_or_json(text: str) -> str:
     """JSON that travels as text is redacted by its names; other text as text."""
     if text[:1] in "{[" and text[-1:] in "}]" and len(text) > 1:
         try:
-            return json.dumps(_any(json.loads(text), 1), ensure_ascii=False)
+            return json.dumps(_redact_any(json.loads(text), 1), ensure_ascii=False)
         except (ValueError, RecursionError):
             pass
     return redact_text(text)
 
 
-def _tells_nothing(value: Any) -> bool:
+def _is_shown_secret(value: Any) -> bool:
     return isinstance(value, Secret) or (
         isinstance(value, str) and _SHOWN_SECRET.fullmatch(value) is not None
     )
@@ -174,14 +175,14 @@ def _tells_nothing(value: Any) -> bool:
 # --- inside text
 
 
-def _redact_named(found: re.Match[str]) -> str:
+def _redact_match(found: re.Match[str]) -> str:
     before, name, between, value = found.groups()
     is_count = name.lower().endswith("tokens") and value.isdigit()
     return f"{before}{name}{between}{REDACTED}" if is_telling(name) and not is_count else found[0]
 
 
 def _redact_pair(found: re.Match[str]) -> str:
-    return f"{found[2]}={REDACTED}" if found[2].lower() in _IN_QUERY else _redact_named(found)
+    return f"{found[2]}={REDACTED}" if found[2].lower() in _IN_QUERY else _redact_match(found)
 
 
 def _redact_scheme(found: re.Match[str]) -> str:

@@ -129,11 +129,11 @@ def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
 
 def marked(value: Any) -> Any:
     """A copy as it is stored: a Secret as {"$secret": NAME}, such data with one more "$"."""
-    return copied(value, lambda one: {MARK: one.name} if isinstance(one, Secret) else one, _more)
+    return copied(value, lambda one: {MARK: one.name} if isinstance(one, Secret) else one, _escaped)
 
 
 def unmarked(value: Any) -> Any:
-    return copied(value, lambda one: Secret(one[MARK]) if _is_reference(one) else one, _less)
+    return copied(value, lambda one: Secret(one[MARK]) if _is_reference(one) else one, _unescaped)
 
 
 def references_to(document: Any) -> Any:
@@ -152,11 +152,11 @@ def _is_reference(value: Any) -> bool:
     return is_marked and isinstance(value[MARK], str) and value[MARK] != ""
 
 
-def _more(name: Any) -> Any:
+def _escaped(name: Any) -> Any:
     return f"${name}" if isinstance(name, str) and _MARK.fullmatch(name) else name
 
 
-def _less(name: str) -> str:
+def _unescaped(name: str) -> str:
     return name[1:] if name != MARK and _MARK.fullmatch(name) else name
 
 

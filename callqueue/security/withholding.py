@@ -145,7 +145,7 @@ def _without(pieces: list[str], values: tuple[str, ...]) -> str:
 
 
 def _readings(text: str) -> Iterator[str]:
-    """As it stands, and decoded again and again while that changes it; a byte is a character."""
+    """The text, and that decoded again and again while it changes; a byte is a character."""
     text = _folded(text)
     yield text
     for _ in range(LAYERS):
@@ -276,7 +276,7 @@ def _encoded(piece: str) -> Iterator[tuple[int, str]]:
 
 
 def _without_payload(text: str, strings: Sequence[str]) -> str:
-    """As they stand or as an error shows them, and parts of 24 characters of the longer ones."""
+    """The text without them, as they stand or as errors show them, or 24 characters of them."""
     forms = sorted({form for string in strings for form in _spelled(string)}, key=len, reverse=True)
     long = "\0".join(form for form in forms if len(form) > _PAYLOAD_PART)
     text = "".join(_runs(text, long)) if long else text
@@ -349,7 +349,7 @@ def cleaned(text: str) -> str:
 
 
 def _tells_nothing(record: logging.LogRecord) -> bool:
-    """Neither its text, its traceback nor what was given beside them tells a secret in hand."""
+    """Whether neither its text, its traceback nor its arguments tell a secret in hand."""
     values = _in_hand.get()[0]
     if not values:
         return True

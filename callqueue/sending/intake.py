@@ -55,7 +55,7 @@ ARGUMENTS = tuple(one.name for one in fields(CallRequest) if one.name != "call_d
 
 
 def accept(request: CallRequest, *, using: str) -> CallQueue | None:
-    """None where the router discards it; a unique key may find the call that is there."""
+    """Insert a call, or find the one with its unique key; None where the router discards it."""
     call = prepare(request)
     return None if call is None else insert(call, using=using)
 
@@ -92,7 +92,7 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
     if routed is None:
         return None
     name = rule_of_host(host, config) or "default" if routed.rule is None else routed.rule
-    given = arguments(routed, name, config)
+    given = columns_given(routed, name, config)
     return database.new_object(
         tables.CallQueue,
         {
@@ -100,13 +100,13 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
             "method": data["method"],
             "host": host,
             "path": _path(data) if host and not config.encryption_keys else "",
-            "trace_context": telemetry.current(),
+            "trace_context": telemetry.traceparent(),
             **given,
         },
     )
 
 
-def arguments(request: CallRequest, name: str, config: conf.Config) -> dict[str, Any]:
+def columns_given(request: CallRequest, name: str, config: conf.Config) -> dict[str, Any]:
     """The row's columns that come from send's arguments beside call_data, checked in turn."""
     rule = config.rule(name)
     key = validation.check_key(request.key)
@@ -198,7 +198,7 @@ def _path(data: Mapping[str, Any]) -> str:
 
 
 def _check_key_parts(key: str, rule: Rule, name: str) -> None:
-    """A plain key under limits that are all per named keys would count nowhere: say so."""
+    """InvalidCall for a plain key under limits all per named keys: it would count nowhere."""
     pers = {limit.per for limit in rule.limits if limit.is_keyed}
     if key and not key.startswith("{") and pers and "key" not in pers:
         wanted = ", ".join(f"{per!r}: ..." for per in sorted(pers))
@@ -252,7 +252,7 @@ def _insert_one(call: tables.CallQueue, using: str) -> tables.CallQueue:
 def insert_many(
     calls: Sequence[tables.CallQueue], *, batch_size: int, using: str
 ) -> list[tables.CallQueue]:
-    """In a transaction, and their order: each row, or the one that has its unique key."""
+    """Insert calls, in a transaction: in their order each row, or the one with its unique key."""
     plain = [call for call in calls if call.unique_key is None]
     for call in database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size):
         _complete(call)

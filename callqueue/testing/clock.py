@@ -71,7 +71,7 @@ def _waits_of_permits() -> Iterator[None]:
 
 
 def forget_readings() -> None:
-    """The database's clock did not jump: a test moved it, or its time begins just now."""
+    """Forget them: the clock did not jump, but a test moved it, or its time begins just now."""
     from callqueue.ledger import ledger_time
 
     ledger_time.forget_readings(is_new=False)

@@ -133,7 +133,7 @@ class _Tasks:
             raise CallbackFailed("\n".join(self.failures)) from self.error
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """What is no callback fails by itself; a task that is not registered is dropped."""
+        """Run a task. What is no callback fails by itself; an unregistered one is dropped."""
         task = broker.registered(self.app, name)
         if task is None:
             return self.app.AsyncResult(options.get("task_id") or "unknown")

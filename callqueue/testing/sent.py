@@ -51,7 +51,7 @@ class Sent(Sequence["CallQueue"]):
         return len(self.calls)
 
     def __repr__(self) -> str:
-        return f"<Sent: {', '.join(map(_told, self.calls))}>"
+        return f"<Sent: {', '.join(map(_described, self.calls))}>"
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def _newest(
     if len(found) == count or (count is None and found):
         return found[-1] if found else None
     lines = [
-        f"\n  {_told(call)}" + (f"  [{_listed(wrong)}]" if wrong else "")
+        f"\n  {_described(call)}" + (f"  [{_listed(wrong)}]" if wrong else "")
         for call, wrong in looked_at
     ]
     times = "" if count is None else f" {count} times, but {len(found)} times"
@@ -140,7 +140,7 @@ def _status_name(status: int) -> str:
     return conf.NAMES_OF_STATUS[int(status)]
 
 
-def _told(call: CallQueue) -> str:
+def _described(call: CallQueue) -> str:
     params = call.call_data.get("params", {})
     target = next((params[name] for name in ("url", "name", "to", "label") if params.get(name)), "")
     status = _status_name(call.status)

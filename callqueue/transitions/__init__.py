@@ -21,13 +21,13 @@ from callqueue.transitions.ends import (
     is_key_stale,
 )
 from callqueue.transitions.verbs import (
-    astray,
     begin,
     cancel,
+    clock_correction,
     end_overdue,
     fail,
-    is_owed,
     lose,
+    owes_announcement,
     record,
     release,
     requeue,

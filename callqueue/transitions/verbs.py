@@ -90,7 +90,7 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
 
 
 def tell(using: str, rows: Sequence[Row]) -> int:
-    """When unanswered ones were sent, if still their worker's; the count. Rows: pk, worker."""
+    """Write when open ones were sent, if still their worker's; the count. Rows: pk, worker."""
     return _of_their_workers(using, rows)
 
 
@@ -104,7 +104,7 @@ def record(
     """
     count = _of_their_workers(using, rows)
     if count < len(rows):
-        results = _standing(using, results, rows)
+        results = _only_written(using, results, rows)
     results = [_with_due_at(result, locked.reading) for result in results]
     ended = [columns_of_call(one, locked.wall) for one in results if _is_out(one, locked.calls)]
     database.update_each(tables.CallQueue, using, ended)
@@ -120,8 +120,8 @@ def _of_their_workers(using: str, rows: Sequence[Row]) -> int:
     return database.update_each(tables.CallAttempt, using, rows, is_open, unchanged="worker")
 
 
-def _standing(using: str, results: Sequence[Result], rows: Sequence[Row]) -> Sequence[Result]:
-    """The results whose attempts have ended so, by their own worker."""
+def _only_written(using: str, results: Sequence[Result], rows: Sequence[Row]) -> Sequence[Result]:
+    """Those of the results that are in their attempts' rows, written now or by an earlier try."""
     names = ("worker", "outcome", "error_message")
     ended = tables.attempts(using).filter(pk__in=[row["pk"] for row in rows])
     stored = {pk: said for pk, *said in ended.values_list("pk", *names)}
@@ -152,7 +152,7 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def undo_begun(using: str, worker: str) -> int:
-    """What a pass has begun for this worker, who has made none; the count of calls. First it is as
+    """Void what a pass has begun for this worker, who made none; the count of calls. First it is as
     if nobody had begun it: what somebody has locked is taken back by recovery then, and not lost.
     """
     begun = tables.attempts(using).open().filter(worker=worker)
@@ -223,7 +223,7 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
 
 
 def fail(using: str, reasons: Mapping[int, str]) -> None:
-    """Each with its reason. In a transaction that has them locked; announces nothing."""
+    """Fail calls, each with its reason. In a transaction that locked them; announces nothing."""
     waiting = tables.calls(using).filter(status__in=Move.FAIL.sources)
     alike: dict[str, list[int]] = {}
     for pk, why in reasons.items():
@@ -236,7 +236,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
     """Send these calls once more, those that the move may start from; the count. A call is left out
     while another unfinished call carries its unique key.
     """
-    count = untimed(using, lambda: _requeued(using, pks, move))
+    count = untimed(using, lambda: _requeue(using, pks, move))
     if count:
         events.emit("call_requeued", calls=count, first=pks[0])
     return count
@@ -244,7 +244,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
 
 def cancel(using: str, pks: Sequence[int]) -> int:
     """End these calls, those that no worker has begun; the count. Announced on commit."""
-    gone = untimed(using, lambda: _cancelled(using, pks))
+    gone = untimed(using, lambda: _cancel(using, pks))
     if gone:
         events.emit("call_cancelled", calls=len(gone), first=gone[0])
         transaction.on_commit(lambda: callbacks.tell(using, gone, states.CANCELLED), using=using)
@@ -252,7 +252,7 @@ def cancel(using: str, pks: Sequence[int]) -> int:
 
 
 def settle(using: str, call: CallQueue, status: int, why: str) -> bool:
-    """DONE or FAILED, as the rule's hook said; False where it has gone on since it was read."""
+    """End it DONE or FAILED, as the rule's hook said; False where it has gone on since."""
     columns = {**ended(status), "error_message": why[:LONGEST_MESSAGE]}
     changed = bool(_unsettled(using, call).update(**columns))
     if changed:
@@ -272,7 +272,7 @@ def send_again(using: str, call: CallQueue, after: float) -> bool:
 
     def work() -> bool:
         is_unsettled = _unsettled(using, call).exists()
-        return is_unsettled and bool(_requeued(using, [call.pk], Move.RECONCILE, columns))
+        return is_unsettled and bool(_requeue(using, [call.pk], Move.RECONCILE, columns))
 
     if changed := untimed(using, work):
         events.emit("call_requeued", calls=1, first=call.pk)
@@ -298,10 +298,10 @@ def ended(status: int) -> dict[str, Any]:
 _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at": None}
 
 
-def _requeued(
+def _requeue(
     using: str, pks: Sequence[int], move: Move, columns: Mapping[str, Any] | None = None
 ) -> int:
-    """NEW, with these columns; the count. No permits: the code that would make them has gone on."""
+    """Make them NEW, with these columns; the count. No permits: their code has gone on."""
     calls, as_new = tables.calls(using), {**_as_new(), **(columns or {})}
     found = calls_to_change(using, pks, "unique_key", "status", "method")
     keys = [
@@ -341,7 +341,7 @@ def _as_new() -> dict[str, Any]:
     }
 
 
-def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
+def _cancel(using: str, pks: Sequence[int]) -> list[int]:
     found = calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
     unbegun = unbegun_of(using, last) if last else []
@@ -379,11 +379,11 @@ def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
         "error_message": result.why[:LONGEST_MESSAGE],
         "finished_at_dt": now if final else None,
         "first_sent_dt": result.job.call.first_sent_dt,
-        "callback_pending": final and is_owed(result),
+        "callback_pending": final and owes_announcement(result),
     }
 
 
-def is_owed(result: Result) -> bool:
+def owes_announcement(result: Result) -> bool:
     call, status = result.job.call, result.status
     return (
         bool(call.callback)
@@ -392,7 +392,7 @@ def is_owed(result: Result) -> bool:
     )
 
 
-def astray(result: Result, reading: Reading) -> timedelta:
+def clock_correction(result: Result, reading: Reading) -> timedelta:
     """By how much the result's instants, as of begin, lie before the latest that they can be by
     this reading.
 
@@ -411,7 +411,7 @@ def _with_due_at(result: Result, reading: Reading) -> Result:
     if result.ended_at is None or result.due_at < result.job.wall(result.ended_at):
         return result
     moved = timedelta(microseconds=reading.moved - result.job.clock.moved)
-    return replace(result, due_at=result.due_at + astray(result, reading) + moved)
+    return replace(result, due_at=result.due_at + clock_correction(result, reading) + moved)
 
 
 def _is_out(result: Result, calls: Mapping[int, tuple[int, int]]) -> bool:

@@ -311,7 +311,7 @@ def test_a_pass_whose_commit_comes_through_after_its_permit_is_charged_for_nobod
     rules(r=Rule(limits=[Concurrency(1)]))
     one = new_waiter(wait=0)
     monkeypatch.setattr(waiting, "AT_ONCE", 0.1)
-    (commit,) = pass_that_commits_late(monkeypatch, one._made_pass)
+    (commit,) = pass_that_commits_late(monkeypatch, one._make_pass)
     comes = threading.Timer(0.5, commit)
     comes.start()
     if end == "is withdrawn":
@@ -334,7 +334,7 @@ def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
     """
     rules(r=Rule(limits=[SlidingWindow("9/h")]))
     one, late = Waiter(Options("r").wanted()), list[Any]()
-    inserted, commits = one._inserted, pytest.MonkeyPatch()
+    inserted, commits = one._insert, pytest.MonkeyPatch()
 
     def lost() -> None:
         commits.undo()
@@ -347,7 +347,7 @@ def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
             commits.setattr(connection, "_commit", lost)
         return inserted(*given, **more)
 
-    monkeypatch.setattr(one, "_inserted", insert)
+    monkeypatch.setattr(one, "_insert", insert)
     with monkeypatch.context() as others:
         others.setattr(release_pass, "_lock", lambda *_: None)
         one.step()
@@ -501,7 +501,7 @@ def test_a_keeper_whose_connection_was_cut_takes_another(rules: Rules) -> None:
     rules(r=Rule())
     is_postgresql = connection.vendor == "postgresql"
     pid = "pg_backend_pid()" if is_postgresql else "CONNECTION_ID()"
-    cut = apart._kept("default", lambda: database.rows("default", f"SELECT {pid}"))
+    cut = apart._hand_over("default", lambda: database.rows("default", f"SELECT {pid}"))
     [(own,)] = cut.result(30)
     database.run(
         "default", f"SELECT pg_terminate_backend({own})" if is_postgresql else f"KILL {own}"

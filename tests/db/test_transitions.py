@@ -194,7 +194,7 @@ def test_an_end_is_owed_to_a_callback_to_a_receiver_and_to_who_waits_for_a_task(
     nothing: Any = None
     result = giving_up(Job(nothing, call, nothing, None))
     is_owed = is_heard or bool(callback) or method == "celery_task"
-    assert transitions.is_owed(result) == is_owed
+    assert transitions.owes_announcement(result) == is_owed
     call.save(update_fields=["method"])
     CallQueue.objects.update(**ended(states.FAILED))
     # what its data says it is, a statement for many cannot see

@@ -18,17 +18,17 @@ _BY_REASON = {
         "limits/rules.py Rule.__post_init__: _whole(self, \"priority\", -32768, 32767) _check_idempotency(self) -> _check_idempotency(self) _whole(self, 'priority', -32768, 32767)",
     ],
     "One of the two only computes.": [
-        "execution/claim.py _begun: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
+        "execution/claim.py _begin_row: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
         "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [columns_of_call(result, locked.wall) for result in results] -> rows = [columns_of_call(result, locked.wall) for result in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
-        "ledger/tallies.py _correct: charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit) correct = one.settle_ended if by.settled else one.correct -> correct = one.settle_ended if by.settled else one.correct charged, cost = (cost_of(by.charged, unit), cost_of(by.cost, unit))",
+        "ledger/tallies.py _correct: charged, cost = cost_of(told.charged, unit), cost_of(told.cost, unit) correct = one.settle_ended if told.settled else one.correct -> correct = one.settle_ended if told.settled else one.correct charged, cost = (cost_of(told.charged, unit), cost_of(told.cost, unit))",
         "ledger/settings.py Party._silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",
         "dispatch/dispenser.py Dispenser._pause: now = time.monotonic() wakes = [self._poll_at, self.chores.next_round_at] -> wakes = [self._poll_at, self.chores.next_round_at] now = time.monotonic()",
-        'ledger/tally_rows.py by_slots: sql = ( f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} " f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s " "AND NOT (correction_pending AND NOT settled) " f"GROUP BY {column}, {database.slot_sql(using, \'finished_at\', begin, width)} ORDER BY 2" ) instants = _parameters(using, begin, end) -> instants = _parameters(using, begin, end) sql = f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s AND NOT (correction_pending AND NOT settled) GROUP BY {column}, {database.slot_sql(using, \'finished_at\', begin, width)} ORDER BY 2"',
+        'ledger/tally_rows.py by_parts: sql = ( f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} " f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s " "AND NOT (correction_pending AND NOT settled) " f"GROUP BY {column}, {database.part_sql(using, \'finished_at\', begin, width)} ORDER BY 2" ) instants = _parameters(using, begin, end) -> instants = _parameters(using, begin, end) sql = f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s AND NOT (correction_pending AND NOT settled) GROUP BY {column}, {database.part_sql(using, \'finished_at\', begin, width)} ORDER BY 2"',
     ],
     "Neither of the two has to do with the other.": [
         "execution/flight.py Flight._turn: self.told = time.monotonic() ended = {id(job) for job, _ in list(self.crew.ended)} -> ended = {id(job) for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
         "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_be_given_back(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))",
-        "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.moved = time.monotonic() -> message.moved = time.monotonic() message.count += len(begun)",
+        "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.begun_at = time.monotonic() -> message.begun_at = time.monotonic() message.count += len(begun)",
         "execution/flight.py Flight._settle: self.boarding.remove(message) message.settled.set() -> message.settled.set() self.boarding.remove(message)",
         "execution/connection.py Connection._transmit: self.is_whole = self.is_resting = False # Ahead of the send: what strikes from outside, such as a task's time limit, must not find # it unmarked. gate.sent_at = now() -> gate.sent_at = now() self.is_whole = self.is_resting = False",
         "ledger/settings.py Party.heartbeat: rule_rows.ensure(self.using, self.book.rules if self.book else ()) now = ledger_time.now(self.using) -> now = ledger_time.now(self.using) rule_rows.ensure(self.using, self.book.rules if self.book else ())",
@@ -37,13 +37,13 @@ _BY_REASON = {
         "dispatch/release_pass.py _counted: account.read(has_corrections=any(row.is_corrected for row in locked.rows.values())) held = holds.in_force(locked.using, locked.group, from_us(locked.now)) -> held = holds.in_force(locked.using, locked.group, from_us(locked.now)) account.read(has_corrections=any((row.is_corrected for row in locked.rows.values())))",
         "dispatch/next_look.py RuleGroup.notice: self.next_look = replace(look, open_attempts=open_attempts, untold_attempts=untold) self.look_at = 0.0 -> self.look_at = 0.0 self.next_look = replace(look, open_attempts=open_attempts, untold_attempts=untold)",
         "dispatch/dispenser.py Dispenser.__init__: self.outbox = Outbox(using, publish, self._broker_refused) self.settings = settings -> self.settings = settings self.outbox = Outbox(using, publish, self._broker_refused)",
-        "dispatch/dispenser.py Dispenser._release: begins = None if self.maker is None else self.maker.begins() room = ROOMY if self.maker is None else self._room(self.maker) -> room = ROOMY if self.maker is None else self._room(self.maker) begins = None if self.maker is None else self.maker.begins()",
+        "dispatch/dispenser.py Dispenser._release: taker = None if self.maker is None else self.maker.taker() room = ROOMY if self.maker is None else self._room(self.maker) -> room = ROOMY if self.maker is None else self._room(self.maker) taker = None if self.maker is None else self.maker.taker()",
         'ledger/ready_calls.py gather: source, params = database.distinct_pairs( using, TABLE, pairs, READY, [rule], after=after, count=TAKEN ) known = " OR ".join( f"EXISTS (SELECT 1 FROM {tables.name(using, model)} t " f"WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)" for model in ("KeyTurn", "KeyNews") ) -> known = \' OR \'.join((f\'EXISTS (SELECT 1 FROM {tables.name(using, model)} t WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)\' for model in (\'KeyTurn\', \'KeyNews\'))) source, params = database.distinct_pairs(using, TABLE, pairs, READY, [rule], after=after, count=TAKEN)',
         "dispatch/release_pass.py remember: passes = {name: row.passes + (name in changed) for name, row in rows.items()} memos = {name: {**rows[name].memo, \"group\": group} for name in changed} -> memos = {name: {**rows[name].memo, 'group': group} for name in changed} passes = {name: row.passes + (name in changed) for name, row in rows.items()}",
     ],
     "Where the two are equal, both ways give the same.": [
         "ledger/tally_rows.py _left_sql: one.ahead > one.end -> (one.ahead >= one.end)",
-        "transitions/verbs.py astray: timedelta(0) <= by <= TOLERANCE -> (timedelta(0) < by <= TOLERANCE)",
+        "transitions/verbs.py clock_correction: timedelta(0) <= by <= TOLERANCE -> (timedelta(0) < by <= TOLERANCE)",
         "limits/kinds/token_bucket.py TokenBucket.level_at: until > at -> (until >= at)",
     ],
     "A monotonic clock shows more than a second.": [
@@ -82,7 +82,7 @@ _BY_REASON = {
         "ledger/account.py Account._read_open: True -> False",
     ],
     "Who makes the row has it locked.": [
-        "ledger/ledger_time.py Watch._follow: make_frame(self.using) list(database.locked(tables.ledger_state(self.using), wait=True)) -> list(database.locked(tables.ledger_state(self.using), wait=True)) make_frame(self.using)",
+        "ledger/ledger_time.py Watch._follow: ensure_row(self.using) list(database.locked(tables.ledger_state(self.using), wait=True)) -> list(database.locked(tables.ledger_state(self.using), wait=True)) ensure_row(self.using)",
     ],
 }
 EQUIVALENT: dict[str, str] = {text: why for why, texts in _BY_REASON.items() for text in texts}

@@ -24,7 +24,7 @@ MAKER = "whoever makes the call needs its rule: timeouts, hooks, what to retry"
 REASONS = {
     "ledger/settings.py:book_in_force": "joined with what all others hold",
     "dispatch/dispenser.py:Dispenser.__init__": "stated as its opinion, before it releases",
-    "permits/waiting.py:Waiter._made_pass": "joined with what all others hold",
+    "permits/waiting.py:Waiter._make_pass": "joined with what all others hold",
     # What is in force may have rules that these settings lack; those are somebody else's to judge.
     "maintenance/recovery.py:_to_end_here": "leaves to others what they know",
     "maintenance/recovery.py:_lost": MAKER,
@@ -36,11 +36,11 @@ REASONS = {
     "maintenance/reconcile.py:queues_wanted": "rules whose hook it has",
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",
     "maintenance/cleanup.py:_cutoffs": "how long ended calls are kept; what counts, the ledger says",
-    "execution/judging.py:_cut": OWN,
+    "execution/judging.py:_cut_note": OWN,
     "execution/request.py:_body": OWN,
-    "execution/in_flight.py:most": OWN,
-    "ledger/holds.py:_tell": "which queue's workers tell of it",
-    "execution/in_flight.py:_hand_on": OWN,
+    "execution/process.py:most": OWN,
+    "ledger/holds.py:_announce": "which queue's workers tell of it",
+    "execution/process.py:_hand_on": OWN,
     # A release that this process makes has its lease, wherever else it is looked at.
     "execution/claim.py:begin": OWN,
     "dispatch/release_pass.py:_attempts": OWN,

@@ -1,6 +1,6 @@
 """What every kind of limit is: the arithmetic that says when a call may go.
 
-Instants are whole microseconds since the epoch, on the database's clock. Pure: `now` is an
+Instants are whole microseconds since the epoch, in ledger time. Pure: `now` is an
 argument. docs/explanation/ledger.md gives the argument for why this never exceeds a limit.
 """
 
@@ -255,7 +255,7 @@ class Limit:
         return None
 
     def moved_by(self, moved: int) -> Self:
-        """The limit in ledger time that was moved so far: another one where it has a calendar."""
+        """The limit where ledger time was moved so far (in µs): another if it has a calendar."""
         return self
 
     def with_rate(self, rate: str) -> Self:

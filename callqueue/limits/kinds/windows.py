@@ -174,10 +174,10 @@ class FixedWindow(RateLimit):
 
     def window(self, instant: Us) -> tuple[Us, Us]:
         """The calendar window around `instant`: its first instant, and the first after it."""
-        begin, end = self._on_the_wall(instant + self.moved)
+        begin, end = self._window_by_wall(instant + self.moved)
         return begin - self.moved, end - self.moved
 
-    def _on_the_wall(self, instant: Us) -> tuple[Us, Us]:
+    def _window_by_wall(self, instant: Us) -> tuple[Us, Us]:
         zone = self.zone
         day = datetime.fromtimestamp(instant // SECOND, zone).date()
         if self.period_us % DAY == 0:

@@ -62,7 +62,7 @@ class Command(CallQueueCommand):
 
 
 def _recover(using: str) -> int:
-    """What a clock that was just set makes seem overdue is not: ledger time is settled first."""
+    """Recover, once ledger time is settled: what a clock just set makes seem overdue is not."""
     total = 0
     database.persist(using, ledger_time.watch(using).settle, during="recovery")
     while count := database.persist(using, lambda: recovery.recover(using), during="recovery"):

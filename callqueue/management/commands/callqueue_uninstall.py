@@ -101,7 +101,7 @@ def _described(using: str) -> dict[str, QuerySet[Any]]:
 
 
 def _drop(using: str, plan: Plan) -> None:
-    """All or nothing, where a database can. What of others points at a permission refuses."""
+    """Drop all or nothing, where a database can. What of others points at a permission refuses."""
     for name, found in plan.rows.items():
         pks = list(found.values_list("pk", flat=True))
         for grants in _grants() if name == "permission" else ():

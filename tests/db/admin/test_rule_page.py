@@ -264,7 +264,7 @@ def test_what_if_is_worked_out_from_the_real_backlog(rules: Rules) -> None:
     wait("pay", 600)
     looks, controls = log_in("view_callqueue"), log_in("view_callqueue", "control_rule")
     assert "in 10 minutes" in page(looks, "pay").context["ends"]
-    (pay,) = page(looks, "pay", limit="pay#0", rate="2/s").context["concerned"]
+    (pay,) = page(looks, "pay", limit="pay#0", rate="2/s").context["rules"]
     assert (pay["before"], pay["after"]) == ("10 minutes", "5 minutes")
     ended(Status.FAILED, rule="pay", error_message="no")
     for client, may in ((looks, False), (controls, True)):
@@ -279,8 +279,8 @@ def test_a_backlog_that_drains_more_slowly_is_not_said_to_grow(rules: Rules, roo
     wait("pay", 600)
     answered("pay", 100, seconds=1)
     shown = page(root, "pay", limit="pay#0", rate="1/s").context
-    assert [(one["in"], one["out"]) for one in shown["concerned"]] == [("0", "1.7")]
-    assert shown["told"] == ""
+    assert [(one["in"], one["out"]) for one in shown["rules"]] == [("0", "1.7")]
+    assert shown["too_low"] == ""
 
 
 def test_a_what_if_that_makes_no_sense_says_why(rules: Rules, root: Client) -> None:

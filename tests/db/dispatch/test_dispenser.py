@@ -22,7 +22,7 @@ from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks, tasks
 from callqueue.dispatch import chores, publisher
 from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
 from callqueue.dispatch.next_look import NO_ROOM, NextLook, RuleGroup
-from callqueue.dispatch.release_pass import Begins, release
+from callqueue.dispatch.release_pass import Taker, release
 from callqueue.execution import claim
 from callqueue.ledger import ledger_time, rule_rows
 from callqueue.maintenance import cleanup, recovery
@@ -237,12 +237,12 @@ def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
     group, call, done = dispenser.groups[("r",)], send("r"), Event()
     group.unpublished_from = clocks.monotonic()
     if is_made_here:
-        group.unmade, begins = "me", Begins("me", claim.READS)
-        monkeypatch.setattr(rule_rows, "are_free", lambda *_: done.is_set())
+        group.unmade, taker = "me", Taker("me", claim.READS)
+        monkeypatch.setattr(rule_rows, "try_lock", lambda *_: done.is_set())
     else:
-        begins = None
+        taker = None
         group.sending = SimpleNamespace(done=done, error=OperationalError("it is away"))
-    assert len(release("default", ["r"], begins=begins).released) == 1
+    assert len(release("default", ["r"], taker=taker).released) == 1
     rules(other=Rule())
     dispenser.tick()
     assert ("r",) not in dispenser.groups

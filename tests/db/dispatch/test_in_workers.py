@@ -26,9 +26,9 @@ from callqueue import Rule, SlidingWindow, broker, conf, database, tasks, texts,
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
-from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
+from callqueue.dispatch.release_pass import Begun, Taker, ensure_states, release
 from callqueue.exceptions import InvalidCall
-from callqueue.execution import claim, flight, in_flight, recorder, request
+from callqueue.execution import claim, flight, process, recorder, request
 from callqueue.ledger import ledger_time
 from callqueue.limits.in_force import digest_of, opinion_of
 from callqueue.look import alive
@@ -50,10 +50,10 @@ pytestmark = [pytest.mark.django_db(transaction=True)]
 def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Message]]:
     """What is sent to workers; whatever is in flight has landed at the end."""
     sent: list[Message] = []
-    monkeypatch.setattr(in_flight, "_flights", {})
+    monkeypatch.setattr(process, "_flights", {})
     monkeypatch.setattr(publisher, "publish", lambda using, batch: sent.extend(batch))
     yield sent
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     database.close_kept("default")
 
 
@@ -88,7 +88,7 @@ def test_it_makes_the_first_calls_of_its_queues_and_publishes_the_rest(
     task = CallQueue.objects.send({"method": "celery_task", "params": {"name": "x"}}, rule="r")
     assert task is not None
     assert dispenser(published).run_once(maintain=False) == 7
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     made = [CallQueue.objects.get(pk=call.pk).status for call in calls]
     assert made == [Status.DONE] * 3 + [Status.DISPATCHED] * 2
     assert len(remote.requests) == 3
@@ -141,9 +141,9 @@ def test_while_the_broker_is_away_it_goes_on_with_what_it_makes_itself(
     releases = Dispenser(maker=WorkersMaker("default"), publish=refuse)
     assert releases.run_once(maintain=False) == 7
     for made in (4, 6):
-        in_flight.land(seconds=20)
+        process.land(seconds=20)
         assert releases.run_once(maintain=False) == 2
-        in_flight.land(seconds=20)
+        process.land(seconds=20)
         assert len(remote.requests) == made
     assert refused == [5]
     releases.outbox.alone_until = 0.0
@@ -172,7 +172,7 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
     lose_what_became_of_its_commit(monkeypatch, releases)
     assert CallAttempt.objects.open().count() == 3
     releases.run_once(maintain=False)
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     assert len(remote.requests) == 1
     assert [len(ids) for _, ids in published] == [1]
     assert CallAttempt.objects.filter(outcome="voided").count() == 2
@@ -199,7 +199,7 @@ def test_a_router_of_the_projects_is_not_asked_while_a_pass_has_the_rules(
     for _ in range(3):
         send("r")
     assert dispenser(published).run_once(maintain=False) == 3
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     assert len(remote.requests) == 3
     assert asked
     assert not any(asked)
@@ -227,7 +227,7 @@ def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule_by_its_name_or_th
 def begin() -> list[Job]:
     """A pass of this process over rule r; the jobs that it has to make then."""
     ensure_states("default", ["r"])
-    begun = release("default", ["r"], begins=Begins("me", claim.READS)).begun
+    begun = release("default", ["r"], taker=Taker("me", claim.READS)).begun
     return [] if begun is None else claim.take_begun("default", begun.rows, begun.reading)
 
 
@@ -287,9 +287,9 @@ def test_what_is_composed_meanwhile_is_sent_and_recorded_once_it_is_begun_for_ce
     ensure_states("default", ["r"])
     send("r")
     with pytest.raises(OperationalError) if what == "is undone" else nullcontext():
-        release("default", ["r"], begins=Begins("me", claim.READS, take))
+        release("default", ["r"], taker=Taker("me", claim.READS, take))
     monkeypatch.undo()
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     database.close_kept("default")
     said = CallQueue.objects.get().status, len(remote.requests), CallAttempt.objects.count()
     assert (
@@ -482,10 +482,10 @@ def test_who_waits_for_what_is_in_flight_waits_no_longer_for_what_releases(
     releaser.is_releasing = True  # and a database keeps it from noticing that it is to end
     monkeypatch.setattr(worker, "_releaser", releaser)
     began = time.monotonic()
-    in_flight.land(seconds=0.2)
+    process.land(seconds=0.2)
     assert time.monotonic() - began < 5
     goes_on.set()
-    in_flight.land()
+    process.land()
     assert not releaser._thread.is_alive()
 
 

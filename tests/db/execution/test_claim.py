@@ -15,7 +15,7 @@ from django.db.models import F
 
 from callqueue import Rule, SlidingWindow, conf, database, tasks
 from callqueue.dispatch.release_pass import LEAD
-from callqueue.execution import claim, executor, in_flight
+from callqueue.execution import claim, executor, process
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, LedgerState
 from callqueue.testing import travel
@@ -113,7 +113,7 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
     rules(r=Rule())
     call = send("r")
     release()
-    ledger_time.make_frame("default")
+    ledger_time.ensure_row("default")
     takes = claim.transitions.begin
 
     def moved_first(*given: Any) -> set[int]:
@@ -140,7 +140,7 @@ def test_a_message_with_ids_that_no_database_takes_fails_no_other(
         with suppress(TypeError):  # what is no list of ids fails its own task
             assert tasks.make_api_call(forged) == 0
     boarded: list[list[int]] = []
-    monkeypatch.setattr(in_flight, "take", lambda using, ids, task: boarded.append(ids))
+    monkeypatch.setattr(process, "take", lambda using, ids, task: boarded.append(ids))
     monkeypatch.setattr(tasks.make_api_call, "request_stack", LocalStack())
     tasks.make_api_call.push_request(called_directly=False, is_eager=False)
     tasks.make_api_call.run([*FORGED, *ids])

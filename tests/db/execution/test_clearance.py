@@ -20,8 +20,8 @@ import callqueue
 from callqueue import Rule, SlidingWindow, database
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.release_pass import Begins, Begun, ensure_states, release
-from callqueue.execution import claim, flight, in_flight, request
+from callqueue.dispatch.release_pass import Begun, Taker, ensure_states, release
+from callqueue.execution import claim, flight, process, request
 from callqueue.ledger import rule_rows
 from callqueue.maintenance import recovery
 from callqueue.maker import Maker, take_off
@@ -46,12 +46,12 @@ LIMITS = [SlidingWindow("100/s")]
 @pytest.fixture(autouse=True)
 def _process(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process of its own, with leases that do not end while a test lasts."""
-    monkeypatch.setattr(in_flight, "_flights", {})
+    monkeypatch.setattr(process, "_flights", {})
     rules({"LEASE": {"RELEASE": 600, "GRACE": 600}}, r=Rule(limits=LIMITS))
     ensure_states("default", ["r"])
     yield
-    in_flight.land(seconds=20)
-    in_flight.know_worker(None)
+    process.land(seconds=20)
+    process.know_worker(None)
     database.close_kept("default")
 
 
@@ -83,7 +83,7 @@ def make_pass(worker: str, before_the_commit: Callable[[], Any] = lambda: None) 
         before_the_commit()
         return clear
 
-    release("default", ["r"], begins=Begins(worker, claim.READS, take))
+    release("default", ["r"], taker=Taker(worker, claim.READS, take))
 
 
 def test_a_call_is_under_way_though_an_undone_pass_had_one_of_its_number(
@@ -99,7 +99,7 @@ def test_a_call_is_under_way_though_an_undone_pass_had_one_of_its_number(
         slowly.setattr(request, "disclose", composes)
         with pytest.raises(OperationalError):
             make_pass("first", lambda: composes.began.wait(20) and fails_to_commit(undone))
-    own = in_flight.flight_of("default")
+    own = process.flight_of("default")
     make_pass("second")
     assert answers.began.wait(20)
     composes.goes.set()
@@ -132,9 +132,9 @@ def test_what_fails_once_calls_are_under_way_takes_none_of_them_back(
     assert answers.began.wait(20)
     releases.tick()
     answers.goes.set()
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     releases.tick()
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     assert fresh(good).status == Status.DONE
     assert fresh(bad).status == Status.FAILED
     assert remote.paths() == ["/"]
@@ -147,14 +147,14 @@ def test_what_was_handed_over_in_part_waits_for_nobody(
     """A thread is refused, and whoever is to note that fails, too."""
 
     monkeypatch.setattr(request, "_waits", {})  # nobody knows yet that one thread would do
-    monkeypatch.setattr(flight.starvation, "pause", flight.starvation.Pause())
+    monkeypatch.setattr(flight.starvation, "shortage", flight.starvation.Shortage())
     failing = Mock(level=0, handle=Mock(side_effect=OSError("no space left")))
     monkeypatch.setattr(logging.getLogger("callqueue"), "handlers", [failing])
     for _ in range(3):
         send("r")
     with few_threads(flight.NAME, most=1), pytest.raises(OSError, match="no space"):
         make_pass("me")
-    own = in_flight.flight_of("default")
+    own = process.flight_of("default")
     wait_until(lambda: not own.under_way, 20)
     assert CallQueue.objects.new().count() == 3
     assert not remote.requests
@@ -188,10 +188,10 @@ def test_no_handler_does_anything_before_its_charge_is_committed(
     call = CallQueue.objects.send({"method": method, "params": METHODS[method]}, rule="r")
     with monkeypatch.context() as undone, pytest.raises(OperationalError):
         make_pass("first", lambda: stands.wait(20) and fails_to_commit(undone))
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     assert (made, len(mail.outbox)) == ([], 0)
     make_pass("second")
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     assert fresh(call).status == Status.DONE
     assert len(made) + len(mail.outbox) == 1
 
@@ -219,7 +219,7 @@ def test_a_hook_that_is_read_does_nothing_to_the_pass_that_has_charged_its_calls
     for _ in range(3):
         with suppress(OperationalError):
             releases.run_once(maintain=False)
-        in_flight.land(seconds=20)
+        process.land(seconds=20)
     assert remote.paths().count("/") == 1
     assert fresh(good).status == Status.DONE
     assert fresh(odd).status in (Status.FAILED, Status.DONE)
@@ -243,7 +243,7 @@ def test_a_commit_that_comes_through_after_its_connection_was_lost_leaves_nothin
     end = time.monotonic() + 20
     while not (published or fresh(call).status == Status.DONE) and time.monotonic() < end:
         time.sleep(max(0.0, min(0.05, releases.tick())))
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     outcomes = list(call.attempts.order_by("pk").values_list("outcome", flat=True))
     assert outcomes == ["voided", "succeeded" if makes else ""]
     assert len(remote.requests) == makes
@@ -263,7 +263,7 @@ def test_what_is_locked_when_it_is_taken_back_is_not_lost(
         releases.tick()
     recovery.recover("default")  # a chore that took its time rests, and its next round comes later
     releases.run_once()
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     assert fresh(call).status == Status.DONE
     assert len(remote.requests) == 1
 
@@ -286,8 +286,8 @@ def test_who_ends_while_the_database_is_away_takes_back_what_is_perhaps_committe
     call, releases = send("r"), Dispenser(maker=Maker("default"))
     lose_what_became_of_its_commit(monkeypatch, releases)
     away = OperationalError("the database system is shutting down")
-    away_at_first = Mock(wraps=rule_rows.are_free, side_effect=[away, away, *[DEFAULT] * 99])
-    monkeypatch.setattr(rule_rows, "are_free", away_at_first)
+    away_at_first = Mock(wraps=rule_rows.try_lock, side_effect=[away, away, *[DEFAULT] * 99])
+    monkeypatch.setattr(rule_rows, "try_lock", away_at_first)
     stop = threading.Event()
     stop.set()
     releases.run(stop=stop)

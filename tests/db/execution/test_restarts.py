@@ -34,7 +34,7 @@ from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.execution import executor, in_flight
+from callqueue.execution import executor, process
 from callqueue.execution.flight import Flight
 from callqueue.ledger.account import Account
 from callqueue.maker import Maker
@@ -457,7 +457,7 @@ def test_one_that_makes_its_calls_is_struck_at_every_moment(
 ) -> None:
     """Each goes out once, whatever becomes of the commit, and nothing undone stays behind."""
     made: dict[str, Any] = {}
-    monkeypatch.setattr(in_flight, "_flights", {})
+    monkeypatch.setattr(process, "_flights", {})
 
     def prepare() -> set[int]:
         pks = {send("r", "/1").pk, send("r", "/2").pk, send("other", "/3").pk}
@@ -477,8 +477,8 @@ def test_one_that_makes_its_calls_is_struck_at_every_moment(
         watching.join()
 
     def judge(pks: set[int], story: str) -> None:
-        in_flight.land(seconds=20)
-        assert not in_flight.flight_of("default").under_way, story
+        process.land(seconds=20)
+        assert not process.flight_of("default").under_way, story
         assert sorted(remote.paths()) == ["/1", "/2", "/3"], story
         assert CallQueue.objects.done().count() == len(pks), story
         outcomes = sorted(CallAttempt.objects.values_list("outcome", flat=True))
@@ -488,4 +488,4 @@ def test_one_that_makes_its_calls_is_struck_at_every_moment(
     try:
         assert at_every_moment(deed, prepare, work, judge) >= 10
     finally:
-        in_flight.know_worker(None)
+        process.know_worker(None)

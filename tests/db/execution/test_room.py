@@ -17,7 +17,7 @@ import pytest
 
 from callqueue import Rule, Secret, SlidingWindow, handler
 from callqueue.database.connections import kept as kept_connections
-from callqueue.execution import executor, flight, in_flight, recorder, starvation, wire
+from callqueue.execution import executor, flight, process, recorder, starvation, wire
 from callqueue.ledger import ready_calls
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
@@ -39,18 +39,18 @@ def _process(
     """A process of a worker, with nothing in flight yet."""
     own = Rule(queues="q", limits=[SlidingWindow("100/s")])
     rules({"LEASE": {"RELEASE": 600, "GRACE": 600}}, r=own)
-    monkeypatch.setattr(in_flight, "_flights", {})
-    monkeypatch.setattr(starvation, "pause", starvation.Pause())
+    monkeypatch.setattr(process, "_flights", {})
+    monkeypatch.setattr(starvation, "shortage", starvation.Shortage())
     called.clear()
     wire._context.cache_clear()
     yield
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     for kept in kept_connections.pop((os.getpid(), "default"), []):
         kept.close()
 
 
 @contextmanager
-def taking(ids: list[int], take: Any = in_flight.take) -> Iterator[Future[int]]:
+def taking(ids: list[int], take: Any = process.take) -> Iterator[Future[int]]:
     """A slot takes a message with these attempts; how many of their calls it has begun."""
     with ThreadPoolExecutor() as pool:
         yield pool.submit(take, "default", ids, make_api_call)
@@ -69,7 +69,7 @@ def test_what_there_is_no_room_for_goes_on_to_another_process_or_back(
 ) -> None:
     """Else it is charged for as long as the answers take. A slot is busy while its process is full."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(in_flight, "most", lambda: ROOM)
+    monkeypatch.setattr(process, "most", lambda: ROOM)
     answers, gone, ids = threading.Event(), threading.Event(), _released(5)
     remote.answers["/"] = lambda: answers.wait(20) and 200
     sent: list[tuple[Any, ...]] = []
@@ -80,7 +80,7 @@ def test_what_there_is_no_room_for_goes_on_to_another_process_or_back(
         if not is_taken:
             raise OSError("away")
 
-    monkeypatch.setattr(in_flight.broker, "send", note)
+    monkeypatch.setattr(process.broker, "send", note)
     with taking(ids) as slot:
         try:
             assert gone.wait(20)
@@ -100,11 +100,11 @@ def test_what_there_is_no_room_for_goes_on_to_another_process_or_back(
 
 def test_what_room_is_soon_found_for_stays(remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where answers are quick nothing is handed on: a message costs more than a moment."""
-    monkeypatch.setattr(in_flight, "most", lambda: ROOM)
-    monkeypatch.setattr(in_flight.broker, "send", lambda *_, **__: pytest.fail("handed on"))
+    monkeypatch.setattr(process, "most", lambda: ROOM)
+    monkeypatch.setattr(process.broker, "send", lambda *_, **__: pytest.fail("handed on"))
     with taking(_released(40)) as slot:
         assert slot.result(20) == 40
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     assert CallQueue.objects.done().count() == 40
 
 
@@ -113,8 +113,8 @@ def test_what_a_task_makes_itself_is_made_when_it_returns_or_goes_to_another_wor
 ) -> None:
     for most, made in ((None, 1), (0, 0)):
         if most is not None:
-            monkeypatch.setattr(in_flight, "most", lambda: 0)  # it was told to go
-        with taking(_released(1)[-1:], in_flight.make_here) as slot:
+            monkeypatch.setattr(process, "most", lambda: 0)  # it was told to go
+        with taking(_released(1)[-1:], process.make_here) as slot:
             assert slot.result(20) == made
         assert CallQueue.objects.done().count() == 1
     assert CallQueue.objects.new().count() == 1
@@ -161,7 +161,7 @@ def test_without_descriptors_a_call_waits_again_as_it_did_before(
     assert (attempt.outcome, attempt.sent_at) == ("voided", None)
     assert attempt.error_message.startswith("nothing was sent: this worker's process may have no")
     assert (call.status, call.failed_count, call.ready) == (CallQueue.Status.NEW, 0, True)
-    assert starvation.pause.is_on
+    assert starvation.shortage.is_on
     assert caplog.text.count("worker_starved") == 1
     assert called == []
 
@@ -172,13 +172,13 @@ def test_a_process_that_pauses_takes_no_call_and_keeps_its_slot(
     """So that others have its messages; and goes on by itself."""
     over, looks = threading.Event(), threading.Semaphore(0)
 
-    class Paused(starvation.Pause):
+    class Paused(starvation.Shortage):
         @property
         def is_on(self) -> bool:
             looks.release()
             return not over.is_set()
 
-    monkeypatch.setattr(starvation, "pause", Paused())
+    monkeypatch.setattr(starvation, "shortage", Paused())
     with taking(_released(1)) as slot:
         try:
             for _ in range(6):
@@ -188,7 +188,7 @@ def test_a_process_that_pauses_takes_no_call_and_keeps_its_slot(
         finally:
             over.set()
         assert slot.result(20) == 1
-    in_flight.land(seconds=20)
+    process.land(seconds=20)
     assert CallQueue.objects.done().count() == 1
 
 
@@ -199,17 +199,17 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     """Whoever waits for a thread until its lease ends was never sent, and is taken for lost."""
     rested = list[float | None]()
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
-    monkeypatch.setattr(starvation.pause, "rest", rested.append, raising=False)
+    monkeypatch.setattr(starvation.shortage, "rest", rested.append, raising=False)
     with few_threads(name), taking(_released(3)) as slot:
         assert slot.result(20) == began
-        in_flight.land(seconds=20)
+        process.land(seconds=20)
     assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"voided"}
     assert CallQueue.objects.new().count() == 3
     assert remote.requests == []
     if began:
-        assert in_flight.flight_of("default").crew.most() == 1
+        assert process.flight_of("default").crew.most() == 1
     else:
-        assert starvation.pause.is_on and rested == [None]
+        assert starvation.shortage.is_on and rested == [None]
 
 
 def test_an_answer_is_kept_until_there_are_descriptors_to_record_it(
@@ -231,13 +231,13 @@ def test_a_process_has_no_more_in_flight_than_its_slots_and_descriptors_allow(
     """A child of the prefork pool is one slot, and another process has them all."""
     rules({"CALLS_PER_SLOT": 100})
     monkeypatch.setattr(starvation, "most", lambda: 40)
-    assert in_flight.most() == 40
+    assert process.most() == 40
     monkeypatch.setattr(starvation, "most", lambda: 4000)
-    assert in_flight.most() == 100
+    assert process.most() == 100
     try:
-        in_flight.know_worker(SimpleNamespace(concurrency=3))
-        assert in_flight.most() == 300
+        process.know_worker(SimpleNamespace(concurrency=3))
+        assert process.most() == 300
         monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child
-        assert in_flight.most() == 100
+        assert process.most() == 100
     finally:
-        in_flight.know_worker(None)
+        process.know_worker(None)

@@ -277,7 +277,7 @@ def test_what_is_to_come_comes_as_soon_as_it_was_to_and_what_is_over_is_over(
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writes at a time")
 def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Clocks) -> None:
-    """Nobody waits for an application's transaction with the ledger's frame in hand, nor for a pass
+    """Nobody waits for an application's transaction with the ledger's row in hand, nor for a pass
     that is frozen, and has its rule's row.
     """
     first, second = CallQueue.objects.order_by("pk")[:2]
@@ -494,8 +494,8 @@ def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     the clock has jumped, and is alone with that. Ledger time is late from then on, for all; were it
     put forward again, what the worker has written by it would be too early.
     """
-    moved = Mock(side_effect=ledger_time.move)
-    monkeypatch.setattr(ledger_time, "move", moved)
+    moved = Mock(side_effect=ledger_time.set_back)
+    monkeypatch.setattr(ledger_time, "set_back", moved)
     behind = {"worker": 0.0}
     own = lambda: two_clocks.mono - behind.get(others.now, 0.0)  # noqa: E731
     monkeypatch.setattr(clocks, "monotonic", own)
@@ -766,7 +766,7 @@ def test_a_clock_that_is_set_costs_few_statements_and_rewrites_no_attempt(
 
     if not first:
         released, counted = sent_and_released(0)
-        # what was known to be free is of the frame of before: it counts, and tallies are as they were
+        # what was known to be free is of before the jump: it counts, and tallies are as they were
         assert (released, counted <= statements + COUNTING) == (5, True)
     assert list(CallAttempt.objects.order_by("pk").values_list()[MANY - 5 : MANY + 5]) == before
     assert sent_and_released(ROOM)[0] == ROOM - 10, "and nothing over"
@@ -779,7 +779,7 @@ def test_all_ways_to_ledger_time_agree(
     before = ledger_time.now("default")
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     watched.look()
-    ledger_time.make_frame("default")
+    ledger_time.ensure_row("default")
     rows = LedgerState.objects.all()
     by_orm, wall = rows.annotate(now=LedgerNow(), wall=ClockNow()).values_list("now", "wall").get()
     reading = ledger_time.read("default")

@@ -316,7 +316,7 @@ def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
         with CaptureQueriesContext(connection) as made:
             assert passes(1) == []
         seen[count] = len(made)
-        assert ready_calls.free("default", "r", 256) == []
+        assert ready_calls.next_turns("default", "r", 256) == []
     assert seen[200] == seen[20]
     control.change_limit("default", "r", "r#0", "2/d")
     assert len(set(passes(4))) == 200

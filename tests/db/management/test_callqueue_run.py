@@ -16,7 +16,7 @@ from django.db import connection
 from callqueue import Rule, SlidingWindow, broker, callbacks, maker
 from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch import publisher
-from callqueue.execution import in_flight
+from callqueue.execution import process
 from callqueue.models import CallAttempt, CallQueue, DispenserState, LedgerState
 from callqueue.outcome import RetryLater, Succeeded
 from tests.db.commands import run
@@ -56,7 +56,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, announced_here: Any) -> Iterator[Non
     """A process of its own, whose broker is nowhere: whoever asks it is told so."""
     heard.clear()
     released.clear()
-    monkeypatch.setattr(in_flight, "_flights", {})
+    monkeypatch.setattr(process, "_flights", {})
     monkeypatch.setattr(broker, "send_beside", announced_here)
 
     def asked(*_: Any, **__: Any) -> None:
@@ -219,7 +219,7 @@ def test_handlers_that_hang_past_their_time_take_no_room(
     assert heard.count("hangs") == 2
     assert not CallQueue.objects.done().filter(pk__in=[call.pk for call in hanging]).exists()
     released.set()
-    in_flight.land(seconds=5)
+    process.land(seconds=5)
 
 
 def test_a_signal_lets_what_is_in_flight_end_and_releases_no_more(

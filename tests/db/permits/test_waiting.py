@@ -193,7 +193,7 @@ def waiter_whose_pass_lost_its_answer(monkeypatch: pytest.MonkeyPatch) -> Waiter
     with monkeypatch.context() as cut:
         cut.setattr(release_pass, "release", with_its_answer_lost)
         with pytest.raises(OperationalError):
-            one._made_pass()
+            one._make_pass()
     return one
 
 
@@ -215,7 +215,7 @@ def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
                 patch.setattr(release_pass, "remember", Mock(side_effect=release_pass.Outdated))
             else:
                 patch.setattr(release_pass, "_lock", lambda *_: None)
-            one._made_pass()
+            one._make_pass()
         if is_undone:
             pass_now(one)
             pass_now(one)
@@ -234,12 +234,12 @@ def test_a_row_that_somebody_had_locked_at_first_has_its_keys_turn_all_the_same(
     """No dispenser may be there to look for keys that nobody gave news of."""
     rules(r=Rule(limits=[SlidingWindow("9/h", per="key")]))
     with callqueue.permit("r", key="other"):
-        one, is_kept_alive = new_waiter(key="k"), Waiter._is_kept_alive
+        one, is_kept_alive = new_waiter(key="k"), Waiter._keep_alive
     with monkeypatch.context() as others:
         others.setattr(release_pass, "_lock", lambda *_: None)
-        others.setattr(one, "_is_kept_alive", lambda *_: False)
+        others.setattr(one, "_keep_alive", lambda *_: False)
         one.step()
-        others.setattr(one, "_is_kept_alive", lambda *given: is_kept_alive(one, *given))
+        others.setattr(one, "_keep_alive", lambda *given: is_kept_alive(one, *given))
         one._beat_at = 0.0
         one.step()
     release_pass.release("default", ["r"])

@@ -37,10 +37,10 @@ def test_what_waits_for_room_goes_on_soon_after_there_is_more() -> None:
     assert (look.goes_on, look.on_room, look.after) == (False, True, REVIEW)
     group = RuleGroup(("r",))
     group.obey(look, now=5.0)
-    group.has_room()
+    group.note_room()
     assert group.look_at == 5.0 + TOGETHER
     group.obey(passed(opens_in=TOGETHER / 2), now=6.0)
-    group.has_room()
+    group.note_room()
     assert group.look_at == 6.0 + TOGETHER / 2, "no later than it was to be"
 
 

@@ -572,7 +572,7 @@ def test_it_is_known_when_an_answer_came_however_late_it_is_read(
     monkeypatch: pytest.MonkeyPatch, is_read_late: bool
 ) -> None:
     """A process whose threads wait for each other has no slow API."""
-    wait_at_most = connection._wait_at_most
+    wait_at_most = connection._set_timeout
 
     def read_late(sock: Any, seconds: float) -> None:
         time.sleep(0.3)
@@ -583,7 +583,7 @@ def test_it_is_known_when_an_answer_came_however_late_it_is_read(
         return answer_bytes(b"{}")
 
     if is_read_late:
-        monkeypatch.setattr(connection, "_wait_at_most", read_late)
+        monkeypatch.setattr(connection, "_set_timeout", read_late)
     gate = wire.Gate()
     with Peer(answering(slow)) as peer:
         answer = call(peer.url("/"), gate=gate)

@@ -267,7 +267,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def _seconds_of(pause: starvation.Pause, clock: list[float]) -> float:
+def _seconds_of(pause: starvation.Shortage, clock: list[float]) -> float:
     """For how long calls are not taken, from now on."""
     began = clock[0]
     while pause.is_on:
@@ -276,7 +276,7 @@ def _seconds_of(pause: starvation.Pause, clock: list[float]) -> float:
 
 
 def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list[float]) -> None:
-    pause, seconds = starvation.Pause(), []
+    pause, seconds = starvation.Shortage(), []
     assert not pause.is_on
     for _ in range(6):
         pause.begin("no more")
@@ -285,7 +285,7 @@ def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list
     clock[0] += 60
     pause.begin("no more")
     assert _seconds_of(pause, clock) == 1
-    pause = starvation.Pause()
+    pause = starvation.Shortage()
     for ahead in (0.5, 0.0):
         pause.begin("no more")
         clock[0] += ahead
@@ -293,7 +293,7 @@ def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list
 
 
 def test_it_says_so_once_a_minute(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    pause = starvation.Pause()
+    pause = starvation.Shortage()
     with caplog.at_level(logging.WARNING, "callqueue"):
         for _ in range(170):
             pause.begin("no more")
@@ -315,11 +315,11 @@ def test_as_many_calls_as_there_are_descriptors_for(
     monkeypatch: pytest.MonkeyPatch, limit: int, is_open: int, most: float
 ) -> None:
     """Less what is open before the first call, and what lookups and other tasks may take."""
-    starvation._open.cache_clear()
+    starvation._count_open.cache_clear()
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * is_open)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert starvation.most() == most
-    starvation._open.cache_clear()
+    starvation._count_open.cache_clear()
 
 
 def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(

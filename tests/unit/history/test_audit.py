@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from callqueue.history.audit import Finding, Seen, judge, tally_of
+from callqueue.history.audit import Finding, Seen, judge, use_of
 from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import (
     SECOND,
@@ -37,7 +37,7 @@ def drawn(number: int = 60) -> Iterator[list[tuple[int, int]]]:
 
 
 def tally(limit: Limit, counted: Any) -> Any:
-    tallied = tally_of(limit)
+    tallied = use_of(limit)
     for instant, cost in counted:
         tallied.add(instant, cost)
     return tallied

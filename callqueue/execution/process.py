@@ -1,6 +1,6 @@
-"""Calls in flight: a process goes on with the HTTP calls of its messages when their tasks have
-ended, so that a slow answer keeps no slot from other tasks. A process that is told to go, or has
-run as many tasks as it may, waits for them; where one dies, leases decide.
+"""This process and its calls in flight: it goes on with the HTTP calls of its messages when their
+tasks have ended, so that a slow answer keeps no slot from other tasks. A process that is told to
+go, or has run as many tasks as it may, waits for them; where one dies, leases decide.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     try:
         flight = flight_of(using)
     except (RuntimeError, MemoryError) as error:
-        starvation.pause.begin(str(error))
+        starvation.shortage.begin(str(error))
         _give_back(using, attempt_ids)
-        starvation.pause.rest(patience(task))  # others have its messages meanwhile
+        starvation.shortage.rest(patience(task))  # others have its messages meanwhile
         return 0
     message = flight.board(attempt_ids, patience(task))
     if message.error is not None:
@@ -60,8 +60,8 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 
 def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """In the task itself, whose time limits may strike them; the count of those begun."""
-    starvation.pause.rest(patience(task))
+    """Make calls in the task itself, whose time limits may strike them; the count begun."""
+    starvation.shortage.rest(patience(task))
     if not most():
         _give_back(using, attempt_ids)
         return 0
@@ -146,25 +146,25 @@ def know_worker(sender: Any, **_: Any) -> None:
 
 @_when(signals.worker_shutting_down)
 def tell_to_go(**_: Any) -> None:
-    """Celery may hand over a message or two after this: they are given back."""
+    """Note that the worker goes. A message or two that come after this are given back."""
     _told[0] = 1
 
 
 @_when(signals.worker_process_shutdown)
 def _child_goes(**_: Any) -> None:
-    """A child of the prefork pool was told to go: it waits. Told once more, it goes at once."""
+    """Wait: a child of the prefork pool was told to go. Told once more, it goes at once."""
     land()
 
 
 @_when(signals.worker_shutdown)
 def _worker_goes(**_: Any) -> None:
-    """The worker has stopped warmly: another pool than prefork has its calls in this process."""
+    """Wait: the worker stops warmly, and another pool than prefork has its calls here."""
     land()
 
 
 @_when(signals.task_postrun)
 def _task_has_run(task: Any, **_: Any) -> None:
-    """The last task of a child ends when nothing is in flight: it is given no other until then."""
+    """Count it. A child's last one ends when nothing is in flight: no other comes until then."""
     global _tasks
     if not task.request.is_eager:
         _tasks += 1
@@ -173,7 +173,7 @@ def _task_has_run(task: Any, **_: Any) -> None:
 
 
 def _is_replaced_now(child: Any) -> bool:
-    """A child of the prefork pool that has run as many, or needs as much memory, as it may."""
+    """Whether a child of the prefork pool ran as many tasks, or has as much memory, as it may."""
     most_kb = getattr(child, "max_memory_per_child", None) or math.inf
     return _tasks >= (getattr(child, "maxtasks", None) or math.inf) or mem_rss() > most_kb
 
