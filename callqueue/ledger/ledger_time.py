@@ -28,7 +28,9 @@ from callqueue.ledger.rule_rows import SILENT
 from callqueue.limits.kinds import SECOND
 from callqueue.states import PERMIT
 
-ROW = 1  # the key of the only row
+# the keys of the two rows, whose sum is how far the ledger was moved: who writes an instant that
+# counts shares the first one until he has committed, so who only agrees adds to the other
+ROW, OF_AGREED = 1, 2
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 OLD = 50.0  # seconds after which what clocks may drift apart is more than TOLERANCE
 # microseconds that readings of two processes may be apart in what they make of a jump
@@ -60,7 +62,8 @@ def now(using: str) -> datetime:
 
 def moved(using: str) -> int:
     """How far the ledger was moved: microseconds. One statement."""
-    return tables.ledger_state(using).values_list("moved", flat=True).first() or 0
+    [(moved,)] = database.rows(using, f"SELECT {_moved(using)}")
+    return int(moved)
 
 
 def to_wall(using: str, instant: datetime) -> datetime:
@@ -71,7 +74,8 @@ def to_wall(using: str, instant: datetime) -> datetime:
 def moved_sql(using: str, *, held: bool = False) -> str:
     """How far the ledger was moved, for a SELECT, before the clock. `held`: nobody moves it."""
     sharing = database.dialect(using).sharing if held else ""
-    return f"(SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id = {ROW}{sharing})"
+    one = f"SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id ="
+    return f"(({one} {ROW}{sharing}) + COALESCE(({one} {OF_AGREED}), 0))"
 
 
 def _moved(using: str) -> str:
@@ -114,13 +118,13 @@ def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Rea
 
 
 def move(using: str, reading: Reading, by: int) -> Reading:
-    """Set ledger time back by so much; the reading in that frame. With the frame's row locked."""
-    tables.ledger_state(using).update(moved=F("moved") + by)
+    """Set ledger time back by so much; the reading in that frame. With the frame's rows locked."""
+    tables.ledger_state(using).filter(pk=ROW).update(moved=F("moved") + by)
     return replace(reading, at=reading.at - by, moved=reading.moved + by)
 
 
 def make_frame(using: str) -> None:
-    made = [tables.LedgerState(pk=ROW)]
+    made = [tables.LedgerState(pk=pk) for pk in (ROW, OF_AGREED)]
     tables.ledger_state(using).bulk_create(made, ignore_conflicts=True)
 
 
@@ -209,11 +213,10 @@ class Watch:
         """
         if self.is_agreed or self.last is None:
             return
-        # no lock: who holds the clock at this moment may go on
-        as_known = tables.ledger_state(self.using).filter(moved=self.last.moved)
-        if not as_known.update(moved=F("moved") + AGREED):
+        own = tables.ledger_state(self.using).filter(pk=OF_AGREED)
+        if not own.update(moved=F("moved") + AGREED):
             make_frame(self.using)  # it may be the very first
-            as_known.update(moved=F("moved") + AGREED)
+            own.update(moved=F("moved") + AGREED)
         self.look()
 
     @property
@@ -243,7 +246,7 @@ class Watch:
         with database.writing(self.using):
             database.end_if_silent(self.using, SILENT)
             make_frame(self.using)
-            list(database.locked(tables.ledger_state(self.using), wait=True))
+            list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True))
             reading = read(self.using)
             by = self._unfollowed(last, reading)
             if by:
@@ -345,7 +348,7 @@ class Jump:
 
 
 def mend(using: str, jump: Jump, reading: Reading) -> None:
-    """Mend what was written by the wrong time. With the frame's row locked.
+    """Mend what was written by the wrong time. With the frame's rows locked.
 
     `reading` is in the right time. The same few statements, however much the ledger counts.
     Releases, ends and holds are right: who writes them asks `check` first, or is a pass

@@ -117,7 +117,7 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
     takes = claim.transitions.begin
 
     def moved_first(*given: Any) -> set[int]:
-        LedgerState.objects.update(moved=F("moved") + by)
+        LedgerState.objects.filter(pk=ledger_time.ROW).update(moved=F("moved") + by)
         return takes(*given)
 
     monkeypatch.setattr(claim.transitions, "begin", moved_first)

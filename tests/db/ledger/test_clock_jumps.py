@@ -461,7 +461,7 @@ def test_the_first_of_all_has_agreed_before_its_first_pass(
     LedgerState.objects.all().delete()
     others.be("first")
     assert len(release("default", ["r"]).released) == 20
-    assert LedgerState.objects.get().moved == ledger_time.AGREED
+    assert ledger_time.moved("default") == ledger_time.AGREED
 
 
 @pytest.mark.parametrize("jump", [-0.45, 0.45, 5, -3600])
@@ -568,7 +568,7 @@ def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) 
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     monkeypatch.setattr(ledger_time, "_watches", {})
     ensure_states("default", ["r"])
-    LedgerState.objects.update(moved=3_600_000_000)
+    LedgerState.objects.filter(pk=ledger_time.ROW).update(moved=3_600_000_000)
     CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="r")
     (begun,) = begin("default", [one.attempt_id for one in release("default", ["r"]).released])
     ledger_time.watch("default").since = clocks.monotonic() - 60
@@ -780,7 +780,7 @@ def test_all_ways_to_ledger_time_agree(
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     watched.look()
     ledger_time.make_frame("default")
-    rows = LedgerState.objects.all()
+    rows = LedgerState.objects.filter(pk=ledger_time.ROW)
     by_orm, wall = rows.annotate(now=LedgerNow(), wall=ClockNow()).values_list("now", "wall").get()
     reading = ledger_time.read("default")
     after = from_us(reading.at)
