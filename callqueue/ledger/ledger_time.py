@@ -141,7 +141,8 @@ class Watch:
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
-        # when the first was made, or the first after so long that drift may hide a jump
+        # when the first had been made, or the first after so long that drift may hide a jump: it may
+        # have taken longer than SETTLED, to connect
         self.since: Mono | None = None
         self._moved_then: int | None = None  # how far the ledger was when that one was made
         self.narrowed = ClockEstimate()
@@ -290,7 +291,7 @@ class Watch:
         self._doubt(reading)
         self.last = self.narrowed.add(reading)
         if self.since is None:
-            self.since, self._moved_then = reading.before, reading.moved
+            self.since, self._moved_then = reading.after, reading.moved
         return self.last
 
     def _doubt(self, reading: Reading) -> None:
@@ -299,7 +300,7 @@ class Watch:
         last, since = self.last, self.since
         is_old = last is not None and reading.after - last.before > OLD
         if last and since is not None and is_old and since <= last.after and last.is_off(reading):
-            self.since, self._moved_then = reading.before, reading.moved
+            self.since, self._moved_then = reading.after, reading.moved
 
 
 def check(using: str, reading: Reading) -> None:

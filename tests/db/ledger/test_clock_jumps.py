@@ -464,6 +464,29 @@ def test_the_first_of_all_has_agreed_before_its_first_pass(
     assert ledger_time.moved("default") == ledger_time.AGREED
 
 
+def test_who_is_new_waits_from_when_its_first_look_has_ended(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took a second to connect, and the clock jumped just before it was read."""
+    used_up(two_clocks)
+    two_clocks.pass_by(1)
+    others.be("dispenser").look()
+    shown = database.clock_sql
+
+    def connects(using: str) -> str:
+        monkeypatch.setattr(database, "clock_sql", shown)
+        two_clocks.pass_by(1)
+        two_clocks.jump(3600)
+        return shown(using)
+
+    monkeypatch.setattr(database, "clock_sql", connects)
+    assert others.be("newcomer").settles_in() > 0.5
+    two_clocks.pass_by(0.5)
+    others.be("dispenser").look()
+    others.be("newcomer")
+    assert released(two_clocks) == 0
+
+
 @pytest.mark.parametrize("jump", [-0.45, 0.45, 5, -3600])
 @pytest.mark.parametrize("drift", [0.3, -0.3])
 def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
