@@ -141,8 +141,8 @@ class Watch:
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
-        # when the first had been made, or the first after so long that drift may hide a jump: it may
-        # have taken longer than SETTLED, to connect
+        # when the first had been made, which may have had to connect; or the first after so long
+        # that drift may hide a jump
         self.since: Mono | None = None
         self._moved_then: int | None = None  # how far the ledger was when that one was made
         self.narrowed = ClockEstimate()
@@ -181,14 +181,15 @@ class Watch:
             time.sleep(SETTLED / 10)
 
     def credited(self, reading: Reading) -> Us | None:
-        """What ledger time may be taken for at this reading; None after a jump: look first.
+        """What ledger time may be taken for at this reading; None after a jump, or after so long
+        that drift may hide one: look first.
 
         Never later than it was read, and never by more later than the last time than this process
         saw time go by.
         """
         with self._keeping:
             last = self.last
-            if last is not None and last.jump_to(reading):
+            if last is not None and (last.jump_to(reading) or self._doubt(reading)):
                 self._suspicious = True
                 return None
             self._keep(reading)
@@ -294,13 +295,16 @@ class Watch:
             self.since, self._moved_then = reading.after, reading.moved
         return self.last
 
-    def _doubt(self, reading: Reading) -> None:
-        # After so long, drift may hide a jump or change its size: it counts as new, and leaves the
-        # jump to others.
+    def _doubt(self, reading: Reading) -> bool:
+        """Whether it counts as new from now on, and leaves a jump to others: after so long, drift
+        may hide one or change its size.
+        """
         last, since = self.last, self.since
         is_old = last is not None and reading.after - last.before > OLD
         if last and since is not None and is_old and since <= last.after and last.is_off(reading):
             self.since, self._moved_then = reading.after, reading.moved
+            return True
+        return False
 
 
 def check(using: str, reading: Reading) -> None:

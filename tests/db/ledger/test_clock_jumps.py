@@ -510,6 +510,26 @@ def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
     assert abs((written - true).total_seconds() - went_by) < 0.011
 
 
+@pytest.mark.parametrize("jump", [0.5, -0.5])
+def test_who_was_frozen_before_its_pass_counts_as_new_and_releases_nothing_yet(
+    two_clocks: Clocks, others: Others, jump: float
+) -> None:
+    """For an hour, after it had looked at the clock: what drift may hide is more than the jump."""
+    for _ in range(2):
+        others.be("dispenser").look()
+        others.be("frozen").look()
+        others.be("frozen").agree()
+        two_clocks.pass_by(0.5)
+    two_clocks.pass_by(3600)
+    for _ in range(2):
+        others.be("dispenser").look()
+        two_clocks.pass_by(0.4)
+    two_clocks.jump(jump)
+    frozen = others.be("frozen")
+    assert not release("default", ["r"]).released
+    assert frozen.settles_in() > 0.5
+
+
 def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
