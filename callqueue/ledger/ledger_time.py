@@ -98,11 +98,17 @@ def brought(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
 
 def held(using: str, *, lazily: bool = False) -> Reading:
     """A reading in a transaction, until whose end nobody moves the ledger."""
-    before, more = clocks.monotonic(), database.dialect(using).lazily if lazily else ""
+    before, more = clocks.monotonic(), ends_sql(using, lazily=lazily)
     [(moved, shown, *_)] = database.rows(
         using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}{more}"
     )
     return brought_held(using, before, shown, moved)
+
+
+def ends_sql(using: str, *, lazily: bool) -> str:
+    """SQL for the columns of a SELECT that holds a reading: how its transaction ends."""
+    more = database.dialect(using).lazily if lazily else ""
+    return f"{more}{database.within_idle_seconds(using, SILENT)}"
 
 
 def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:

@@ -25,6 +25,7 @@ from callqueue import database, states, tables
 from callqueue.clocks import Us
 from callqueue.database import quoted, rows, run
 from callqueue.handlers import HTTP_METHODS
+from callqueue.ledger.rule_rows import SILENT
 from callqueue.ledger.tallies import Scope
 from callqueue.limits.kinds import SECOND
 
@@ -236,15 +237,17 @@ def wake(using: str, rules: Sequence[str], until: Us, freed: Iterable[str]) -> N
 
 def lock(using: str, rules: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Lock the rows of these rules, in their order; their memos. Waits for a pass to end."""
+    database.end_if_silent(using, SILENT)
     states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return dict(database.locked(states, wait=True).values_list("pk", "memo"))
 
 
 def wake_all(using: str, rules: Sequence[str]) -> None:
-    """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end."""
-    with database.writing(using):
-        lock(using, rules)
-        _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
+    """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end. In a
+    transaction.
+    """
+    lock(using, rules)
+    _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
 
 
 def tell_of_keys(using: str, pks: Iterable[int]) -> None:

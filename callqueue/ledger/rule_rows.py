@@ -22,6 +22,7 @@ def ensure(using: str, rules: Collection[str]) -> None:
 
 def are_free(using: str, rules: Collection[str]) -> bool:
     """Lock the rows that nobody else has; whether that is all of them. In a transaction."""
+    database.end_if_silent(using, SILENT)
     rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return len(database.locked(rows).values_list("rule")) == rows.count()
 
