@@ -72,8 +72,11 @@ def to_wall(using: str, instant: datetime) -> datetime:
 
 
 def moved_sql(using: str, *, held: bool = False) -> str:
-    """How far the ledger was moved, for a SELECT, before the clock. `held`: nobody moves it."""
-    sharing = database.dialect(using).sharing if held else ""
+    """How far the ledger was moved, for a SELECT, before the clock. `held`: nobody moves it, but
+    for within somebody else's transaction, which may take its time.
+    """
+    is_held = held and not database.is_nested(using)
+    sharing = database.dialect(using).sharing if is_held else ""
     one = f"SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id ="
     return f"(({one} {ROW}{sharing}) + COALESCE(({one} {OF_AGREED}), 0))"
 

@@ -3,8 +3,8 @@ locks which rows in what order: in one place, so that no two can wait for each o
 
 `transaction`: for whoever writes an instant that counts. Nobody moves the ledger before it ends, so
 it must not wait for an application's rows, and where the server can it ends one whose process is
-frozen. `untimed`: for whoever writes none (cancel, requeue,
-void, holds' ends), and may wait. A database that is away is the caller's (`database.persist`).
+frozen. `untimed`: for whoever writes none (cancel, requeue, void, holds' ends), and may wait. A
+database that is away is the caller's (`database.persist`).
 
 Whoever acts for the application waits for calls first, then for their attempts, by primary key.
 Everybody else passes over a call that somebody has locked.

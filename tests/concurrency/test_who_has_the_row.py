@@ -22,6 +22,7 @@ from callqueue import (
     callbacks,
     clocks,
     conf,
+    control,
     database,
     events,
     states,
@@ -698,6 +699,18 @@ def test_who_comes_and_agrees_waits_for_nobody_who_writes_an_instant(
         assert watch.is_agreed
 
     together(frozen, comes)
+
+
+def test_a_hold_that_an_application_lays_in_its_transaction_keeps_nobody_from_the_clock(
+    rules: Rules, row_locks: None
+) -> None:
+    """However long that lasts: dispensers would stand still once the clock is set."""
+    rules(r=Rule())
+    ledger_time.make_frame("default")
+    with held_by_a_host(first=lambda: control.pause("default", "r")), waiting_for_nobody():
+        ledger_time.watch("default").look()
+        with database.writing("default"):
+            assert list(database.locked(LedgerState.objects.order_by("pk"), wait=True))
 
 
 @pytest.mark.usefixtures("row_locks")
