@@ -272,8 +272,9 @@ class Watch:
         """By how much ledger time is to be set back; None where it is too early to tell.
 
         Who is new may have come after a jump that others still deal with. It takes over what they
-        say, unless the clock has jumped before its eyes; if nobody moves it for a while, there are
-        no others. Who is not new goes by what it saw. Where others have moved ledger time and it is
+        say and is new once more, unless the clock was set forward before its eyes: whether it was
+        set back, too, is in what they say or will be. If nobody moves it for a while, there are no
+        others. Who is not new goes by what it saw. Where others have moved ledger time and it is
         late now, they erred, or the clock was set back since. To make up for that later would leave
         instants that are too early: only who saw it set back, before anybody can have written, does
         so. Else it stays, and all are told to leave it (AGREED).
@@ -283,7 +284,8 @@ class Watch:
             return None if by and reading.before - since <= SETTLED else by
         seen = last.jump_to(replace(reading, at=reading.wall - last.moved))
         is_new = last.before - since <= SETTLED and reading.before - since <= 2 * SETTLED
-        if is_new and not seen:
+        if (is_new or not self.is_agreed) and seen <= 0:
+            self.since = None
             return 0
         is_fresh = reading.after - last.before <= SETTLED
         if by < 0 and (reading.moved - last.moved) % JUMPS:

@@ -455,6 +455,28 @@ def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
     assert released(two_clocks) == 20
 
 
+@pytest.mark.parametrize("slept", [0.3, 5])
+def test_who_came_before_others_dealt_with_a_jump_takes_over_what_they_say_of_it(
+    two_clocks: Clocks, others: Others, slept: float
+) -> None:
+    """However the clock was set back meanwhile: what it read first was in no frame. Were ledger time
+    set back to that, holds and open attempts would stay for a day.
+    """
+    for _ in range(2):
+        others.be("dispenser").look()
+        two_clocks.pass_by(1)
+    true, began = two_clocks.ledger, two_clocks.mono
+    two_clocks.jump(-86_400)
+    others.be("newcomer").look()
+    others.be("dispenser").look()
+    two_clocks.pass_by(slept)
+    two_clocks.jump(-1)
+    others.be("dispenser").look()
+    others.be("newcomer").look()
+    went_by = two_clocks.mono - began
+    assert abs((two_clocks.ledger - true).total_seconds() - went_by) < 0.011
+
+
 def test_the_first_of_all_has_agreed_before_its_first_pass(
     two_clocks: Clocks, others: Others
 ) -> None:
