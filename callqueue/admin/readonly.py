@@ -26,7 +26,7 @@ from callqueue.admin.lists import (
     number_in,
     of_any_rule,
 )
-from callqueue.ledger.ledger_time import LedgerNow
+from callqueue.ledger.ledger_time import ROW, LedgerNow
 from callqueue.look import words
 from callqueue.models import CallAttempt, Hold, LedgerState
 from callqueue.security.redaction import redact_headers, redact_text
@@ -57,7 +57,7 @@ class HoldAdmin(_ViewOnly):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Hold]:
         rows = super().get_queryset(request)
-        moved = LedgerState.objects.using(rows.db).values("moved")
+        moved = LedgerState.objects.using(rows.db).filter(pk=ROW).values("moved")
         found: QuerySet[Hold] = rows.annotate(now=LedgerNow(), moved=Coalesce(Subquery(moved), 0))
         return found
 

@@ -348,7 +348,7 @@ def tell_of_unfit(using: str, done: Pass) -> None:
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
-    ledger_time.ensure_row(using)
+    ledger_time.ensure_rows(using)
     rule_rows.ensure(using, rules)
 
 

@@ -62,8 +62,9 @@ class KeysInTurn:
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
         self._block_kept_back(made)
-        released = Counter((call.rule, call.priority, call.key) for call in made.releases)
-        self._save(released)
+        places = [(call.rule, call.priority, call.key) for call in made.releases]
+        released = Counter(places)
+        self._save(places, released)
         is_mid_round = self._is_mid_round or (self._is_full and bool(self._blocked))
         return Wait(
             self._wakes_at(),
@@ -188,12 +189,14 @@ class KeysInTurn:
             until = min(until, to_us(hold.until))
         self._blocked[turn.pk] = (ready_calls.HOLD, until)
 
-    def _save(self, released: Mapping[Place, int]) -> None:
-        in_turn = {place: n for place, n in released.items() if place in self._turns}
-        # behind those that are new
-        served = {self._turns[place].pk: self.now + 1 for place in in_turn}
+    def _save(self, places: Sequence[Place], released: Mapping[Place, int]) -> None:
+        # behind those that are new, and whoever went last is last
+        ordered = enumerate((place for place in places if place in self._turns), start=1)
+        served = {self._turns[place].pk: self.now + n for n, place in ordered}
         self._spent += [
-            self._turns[place].pk for place, n in in_turn.items() if self._last.get(place) == n
+            self._turns[place].pk
+            for place, n in released.items()
+            if place in self._turns and self._last.get(place) == n
         ]
         ready_calls.save_turns(self.using, served, self._blocked, self._spent)
 

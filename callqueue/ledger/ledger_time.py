@@ -28,7 +28,9 @@ from callqueue.ledger.rule_rows import SILENT
 from callqueue.limits.kinds import SECOND
 from callqueue.states import PERMIT
 
-ROW = 1  # the key of the only row
+# the keys of the two rows, whose sum is how far the ledger was moved: who writes an instant that
+# counts shares the first one until he has committed, so who only agrees adds to the other
+ROW, OF_AGREED = 1, 2
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 OLD = 50.0  # seconds after which what clocks may drift apart is more than TOLERANCE
 # microseconds that readings of two processes may be apart in what they make of a jump
@@ -60,7 +62,8 @@ def now(using: str) -> datetime:
 
 def moved(using: str) -> int:
     """How far the ledger was moved: microseconds. One statement."""
-    return tables.ledger_state(using).values_list("moved", flat=True).first() or 0
+    [(moved,)] = database.rows(using, f"SELECT {_moved_or_0_sql(using)}")
+    return int(moved)
 
 
 def to_wall(using: str, instant: datetime) -> datetime:
@@ -69,9 +72,13 @@ def to_wall(using: str, instant: datetime) -> datetime:
 
 
 def moved_sql(using: str, *, held: bool = False) -> str:
-    """How far the ledger was moved, for a SELECT, before the clock. `held`: nobody moves it."""
-    sharing = database.dialect(using).sharing if held else ""
-    return f"(SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id = {ROW}{sharing})"
+    """How far the ledger was moved, for a SELECT, before the clock. `held`: nobody moves it, but
+    for within somebody else's transaction, which may take its time.
+    """
+    is_held = held and not database.is_nested(using)
+    sharing = database.dialect(using).sharing if is_held else ""
+    one = f"SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id ="
+    return f"(({one} {ROW}{sharing}) + COALESCE(({one} {OF_AGREED}), 0))"
 
 
 def _moved_or_0_sql(using: str) -> str:
@@ -94,17 +101,23 @@ def brought(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
 
 def held(using: str, *, lazily: bool = False) -> Reading:
     """A reading in a transaction, until whose end nobody moves the ledger."""
-    before, more = clocks.monotonic(), database.dialect(using).lazily if lazily else ""
+    before, more = clocks.monotonic(), ends_sql(using, lazily=lazily)
     [(moved, shown, *_)] = database.rows(
         using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}{more}"
     )
     return brought_held(using, before, shown, moved)
 
 
+def ends_sql(using: str, *, lazily: bool) -> str:
+    """SQL for the columns of a SELECT that holds a reading: how its transaction ends."""
+    more = database.dialect(using).lazily if lazily else ""
+    return f"{more}{database.within_idle_seconds(using, SILENT)}"
+
+
 def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
     """The reading that another statement brought with `moved_sql(held=True)`, in a transaction."""
     if moved is None:
-        ensure_row(using)
+        ensure_rows(using)
         return held(using)
     reading = brought(using, before, shown, moved)
     # What MariaDB shows is when the statement began, which may have waited for somebody who moved
@@ -114,13 +127,13 @@ def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Rea
 
 
 def set_back(using: str, reading: Reading, by_us: int) -> Reading:
-    """Set ledger time back; the reading as it is then. With the row of LedgerState locked."""
-    tables.ledger_state(using).update(moved=F("moved") + by_us)
+    """Set ledger time back; the reading as it is then. With the rows of LedgerState locked."""
+    tables.ledger_state(using).filter(pk=ROW).update(moved=F("moved") + by_us)
     return replace(reading, at=reading.at - by_us, moved=reading.moved + by_us)
 
 
-def ensure_row(using: str) -> None:
-    made = [tables.LedgerState(pk=ROW)]
+def ensure_rows(using: str) -> None:
+    made = [tables.LedgerState(pk=pk) for pk in (ROW, OF_AGREED)]
     tables.ledger_state(using).bulk_create(made, ignore_conflicts=True)
 
 
@@ -137,7 +150,8 @@ class Watch:
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
-        # when the first was made, or the first after so long that drift may hide a jump
+        # when the first had been made, which may have had to connect; or the first after so long
+        # that drift may hide a jump
         self.since: Mono | None = None
         self._moved_then: int | None = None  # how far the ledger was when that one was made
         self.narrowed = ClockEstimate()
@@ -176,14 +190,15 @@ class Watch:
             time.sleep(SETTLED / 10)
 
     def credited(self, reading: Reading) -> Us | None:
-        """What ledger time may be taken for at this reading; None after a jump: look first.
+        """What ledger time may be taken for at this reading; None after a jump, or after so long
+        that drift may hide one: look first.
 
         Never later than it was read, and never by more later than the last time than this process
         saw time go by.
         """
         with self._keeping:
             last = self.last
-            if last is not None and last.jump_to(reading):
+            if last is not None and (last.jump_to(reading) or self._doubt(reading)):
                 self._suspicious = True
                 return None
             self._keep(reading)
@@ -209,11 +224,10 @@ class Watch:
         """
         if self.is_agreed or self.last is None:
             return
-        # no lock: who holds the clock at this moment may go on
-        as_known = tables.ledger_state(self.using).filter(moved=self.last.moved)
-        if not as_known.update(moved=F("moved") + AGREED):
-            ensure_row(self.using)  # it may be the very first
-            as_known.update(moved=F("moved") + AGREED)
+        own = tables.ledger_state(self.using).filter(pk=OF_AGREED)
+        if not own.update(moved=F("moved") + AGREED):
+            ensure_rows(self.using)  # it may be the very first
+            own.update(moved=F("moved") + AGREED)
         self.look()
 
     @property
@@ -242,8 +256,8 @@ class Watch:
         # by no wrong time, and one that is frozen would keep back everybody.
         with database.writing(self.using):
             database.end_if_silent(self.using, SILENT)
-            ensure_row(self.using)
-            list(database.locked(tables.ledger_state(self.using), wait=True))
+            ensure_rows(self.using)
+            list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True))
             reading = read(self.using)
             by = self._unfollowed(last, reading)
             if by:
@@ -258,8 +272,9 @@ class Watch:
         """By how much ledger time is to be set back; None where it is too early to tell.
 
         Who is new may have come after a jump that others still deal with. It takes over what they
-        say, unless the clock has jumped before its eyes; if nobody moves it for a while, there are
-        no others. Who is not new goes by what it saw. Where others have moved ledger time and it is
+        say and is new once more, unless the clock was set forward before its eyes: whether it was
+        set back, too, is in what they say or will be. If nobody moves it for a while, there are no
+        others. Who is not new goes by what it saw. Where others have moved ledger time and it is
         late now, they erred, or the clock was set back since. To make up for that later would leave
         instants that are too early: only who saw it set back, before anybody can have written, does
         so. Else it stays, and all are told to leave it (AGREED).
@@ -269,7 +284,8 @@ class Watch:
             return None if by and reading.before - since <= SETTLED else by
         seen = last.jump_to(replace(reading, at=reading.wall - last.moved))
         is_new = last.before - since <= SETTLED and reading.before - since <= 2 * SETTLED
-        if is_new and not seen:
+        if (is_new or not self.is_agreed) and seen <= 0:
+            self.since = None
             return 0
         is_fresh = reading.after - last.before <= SETTLED
         if by < 0 and (reading.moved - last.moved) % JUMPS:
@@ -287,16 +303,19 @@ class Watch:
         self._doubt(reading)
         self.last = self.narrowed.add(reading)
         if self.since is None:
-            self.since, self._moved_then = reading.before, reading.moved
+            self.since, self._moved_then = reading.after, reading.moved
         return self.last
 
-    def _doubt(self, reading: Reading) -> None:
-        # After so long, drift may hide a jump or change its size: it counts as new, and leaves the
-        # jump to others.
+    def _doubt(self, reading: Reading) -> bool:
+        """Whether it counts as new from now on, and leaves a jump to others: after so long, drift
+        may hide one or change its size.
+        """
         last, since = self.last, self.since
         is_old = last is not None and reading.after - last.before > OLD
         if last and since is not None and is_old and since <= last.after and last.is_off(reading):
-            self.since, self._moved_then = reading.before, reading.moved
+            self.since, self._moved_then = reading.after, reading.moved
+            return True
+        return False
 
 
 def check(using: str, reading: Reading) -> None:
@@ -345,7 +364,7 @@ class Jump:
 
 
 def mend(using: str, jump: Jump, reading: Reading) -> None:
-    """Mend what was written by the wrong time. With the row of LedgerState locked.
+    """Mend what was written by the wrong time. With the rows of LedgerState locked.
 
     `reading` is in the right time. The same few statements, however much the ledger counts.
     Releases, ends and holds are right: who writes them asks `check` first, or is a pass

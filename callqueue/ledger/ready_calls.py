@@ -236,10 +236,11 @@ def wake(using: str, rules: Sequence[str], until: Us, freed: Iterable[str]) -> N
 
 
 def wake_all(using: str, rules: Sequence[str]) -> None:
-    """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end."""
-    with database.writing(using):
-        rule_rows.lock(using, rules)
-        _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
+    """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end. In a
+    transaction.
+    """
+    rule_rows.lock(using, rules)
+    _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
 
 
 def tell_of_keys(using: str, pks: Iterable[int]) -> None:

@@ -2,8 +2,9 @@
 locks which rows in what order: in one place, so that no two can wait for each other.
 
 `transaction`: for whoever writes an instant that counts. Nobody moves the ledger before it ends, so
-it must not wait for an application's rows. `untimed`: for whoever writes none (cancel, requeue,
-void, holds' ends), and may wait. A database that is away is the caller's (`database.persist`).
+it must not wait for an application's rows, and where the server can it ends one whose process is
+frozen. `untimed`: for whoever writes none (cancel, requeue, void, holds' ends), and may wait. A
+database that is away is the caller's (`database.persist`).
 
 Whoever acts for the application waits for calls first, then for their attempts, by primary key.
 Everybody else passes over a call that somebody has locked.
@@ -121,7 +122,7 @@ def calls_to_end(
     """Lock those of these calls that nobody else has: by primary key (status, last attempt); and
     the clock, as `ledger_time.held` reads it. One statement, where any is free. In a transaction.
     """
-    before, more = clocks.monotonic(), database.dialect(using).lazily if lazily else ""
+    before, more = clocks.monotonic(), ledger_time.ends_sql(using, lazily=lazily)
     found = database.rows(
         using,
         "SELECT id, status, last_attempt, "

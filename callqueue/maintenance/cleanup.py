@@ -18,6 +18,7 @@ from django.db.models import Exists, OuterRef, Q
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time, settings, tallies
+from callqueue.ledger.rule_rows import SILENT
 from callqueue.ledger.transaction import untimed
 from callqueue.maintenance import recovery
 
@@ -194,6 +195,7 @@ def _delete_turns(using: str, after: int) -> list[int]:
     take no turns any more. One whose call is ready just now is found by the next look for keys.
     They; no more at once than passes may wait for.
     """
+    database.end_if_silent(using, SILENT)
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
     turns = tables.KeyTurn.objects.using(using).filter(~Exists(ready), pk__gt=after).order_by("pk")

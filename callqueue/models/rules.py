@@ -31,7 +31,7 @@ class RuleState(models.Model):
 
 
 class LedgerState(models.Model):
-    """How far ledger time is behind the clock. Who writes an instant that counts locks it, too."""
+    """How far ledger time is behind the clock, in two rows: see `ledger.ledger_time.ROW`."""
 
     id = models.PositiveSmallIntegerField(primary_key=True)
     moved = models.BigIntegerField(default=0)  # microseconds

@@ -260,8 +260,8 @@ class Waiter:
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
         until = at + timedelta(seconds=within)
         self._beat_at = now() + BEAT
-        if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
-            ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
+        if self._is_passing:
+            self._wake_key()
         self.due_at = self.due_at or at
         self._waits = self.pk is None or self._keep_alive(self.pk, self.due_at, until)
         if not self._waits:
@@ -286,6 +286,11 @@ class Waiter:
         with database.writing(self.using):
             stands = self._stand(database.clock(self.using)) is not None
         self._stands |= stands
+        self._wake_key()  # by itself: passes wait for who has a key's turn, and this one may freeze
+
+    def _wake_key(self) -> None:
+        if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
+            ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
 
     def _note(self, done: Pass) -> None:
         """Set the next pass just before a slot opens; where that is unknown, ever later."""

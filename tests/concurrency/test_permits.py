@@ -33,13 +33,15 @@ from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
 from callqueue.permits import apart, waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.testing import run_callqueue
 from callqueue.transitions import Job
 from tests.support.behaviour import pass_that_commits_late
+from tests.support.ledger import answer
+from tests.support.locking import waiting_for_nobody
 from tests.support.recorder import highest_in_window
 from tests.support.verdicts import wait_until
 from tests.support.waiters import pass_now
@@ -365,6 +367,36 @@ def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
     late[0].close()
     Dispenser(publish=lambda *_: True).run_once()
     assert list(CallAttempt.objects.open().values_list("pk", flat=True)) == granted
+
+
+def test_a_sign_of_life_that_is_frozen_keeps_no_pass_waiting(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, row_locks: None
+) -> None:
+    """It lets passes look at its key again. They would wait for it with the rule's row in hand."""
+    rules(r=Rule(limits=[SlidingWindow("1/s", per="key")]))
+    assert isinstance(new_waiter(key="k").step(), Job)
+    answer()
+    one = new_waiter(key="k")
+    assert isinstance(one.step(), float)
+    assert KeyTurn.objects.exclude(blocked_on="").exists()
+    kept, inside, thaw = one._is_kept_alive, threading.Event(), threading.Event()
+
+    def freeze(*given: Any) -> bool:
+        inside.set()
+        thaw.wait(30)
+        return kept(*given)
+
+    monkeypatch.setattr(one, "_is_kept_alive", freeze)
+    frozen, _ = in_a_thread(one._beat)
+    try:
+        assert inside.wait(30)
+        time.sleep(1)
+        with waiting_for_nobody():
+            release_pass.release("default", ["r"])
+    finally:
+        thaw.set()
+        frozen.join()
+    assert not KeyTurn.objects.exclude(blocked_on="").exists()
 
 
 # --- In tasks that run in their caller, and in a task that itself has been admitted

@@ -13,13 +13,14 @@ import pytest
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, database
+from callqueue import Rule, SlidingWindow, control, database
 from callqueue.dispatch import chores, release_pass
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.next_look import REVIEW
 from callqueue.dispatch.release_pass import release
-from callqueue.ledger import ready_calls, rule_rows, settings
-from callqueue.models import CallAttempt, CallQueue, RuleState
+from callqueue.ledger import holds, ledger_time, ready_calls, rule_rows, settings
+from callqueue.ledger.transaction import transaction as timed
+from callqueue.models import CallAttempt, CallQueue, LedgerState, RuleState
 from tests.support.behaviour import send
 from tests.support.dispensers import Process
 from tests.support.locking import (
@@ -157,6 +158,50 @@ def test_who_is_frozen_while_he_states_his_opinion_keeps_nobody_else_back(rules:
         try:
             assert inside.wait(60)
             Process("other", r=STRICT).joins()
+            assert not has_thawed
+        finally:
+            thaw.set()
+
+
+@pytest.mark.parametrize("at_work_on", ["a record", "a hold", "a hold that he lifts"])
+def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_a_moment(
+    rules: Any, monkeypatch: pytest.MonkeyPatch, at_work_on: str
+) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("no other server ends what a silent client has begun")
+    rules(r=LOOSE)
+    for module in (ledger_time, ready_calls):
+        monkeypatch.setattr(module, "SILENT", 1)
+    release_pass.ensure_states("default", ["r"])
+    control.pause("default", "r", key="k")
+    send("r")
+    inside, thaw = threading.Event(), threading.Event()
+    has_thawed: list[bool] = []
+
+    def freeze(*_: Any) -> None:
+        inside.set()
+        has_thawed.append(thaw.wait(15))
+        raise DatabaseError
+
+    def frozen(stop: threading.Event) -> None:
+        with suppress(DatabaseError):
+            if at_work_on == "a record":
+                timed("default", freeze)
+            elif at_work_on == "a hold":
+                holds.lay("default", ["r"], "key", "x", None, "", source="provider")
+            else:
+                holds.lift("default", "r")
+
+    for name in ("_lay", "LedgerNow"):
+        monkeypatch.setattr(holds, name, freeze)
+    with at_work(frozen):
+        try:
+            assert inside.wait(60)
+            with database.writing("default"):
+                assert list(database.locked(LedgerState.objects.order_by("pk"), wait=True))
+            while not release("default", ["r"]).released:
+                assert not has_thawed
+                time.sleep(0.1)
             assert not has_thawed
         finally:
             thaw.set()

@@ -22,6 +22,7 @@ from callqueue import (
     callbacks,
     clocks,
     conf,
+    control,
     database,
     events,
     states,
@@ -640,7 +641,7 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
     """Many may write at once. Who waited for the move reads the clock after that."""
     rules(r=Rule())
     both, tried, moved = threading.Barrier(3), threading.Event(), threading.Event()
-    frame = LedgerState.objects
+    frame = LedgerState.objects.filter(pk=ledger_time.ROW)
     shown: list[Any] = []
     found: list[clocks.Reading] = []
 
@@ -670,6 +671,46 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
     together(write, write, move, write_after)
     assert found[0].moved == 7
     assert found[0].wall >= database.to_us(shown[0])
+
+
+def test_who_comes_and_agrees_waits_for_nobody_who_writes_an_instant(
+    rules: Rules, row_locks: None
+) -> None:
+    """He may be frozen. On MariaDB who waited for him would keep back all others who write one."""
+    rules(r=Rule())
+    ledger_time.ensure_rows("default")
+    inside, has_agreed = threading.Event(), threading.Event()
+
+    def frozen() -> None:
+        with database.writing("default"):
+            ledger_time.held("default")
+            inside.set()
+            assert has_agreed.wait(PATIENCE)
+
+    def comes() -> None:
+        assert inside.wait(PATIENCE)
+        watch = ledger_time.Watch("default")
+        watch.look()
+        try:
+            with waiting_for_nobody():
+                watch.agree()
+        finally:
+            has_agreed.set()
+        assert watch.is_agreed
+
+    together(frozen, comes)
+
+
+def test_a_hold_that_an_application_lays_in_its_transaction_keeps_nobody_from_the_clock(
+    rules: Rules, row_locks: None
+) -> None:
+    """However long that lasts: dispensers would stand still once the clock is set."""
+    rules(r=Rule())
+    ledger_time.ensure_rows("default")
+    with held_by_a_host(first=lambda: control.pause("default", "r")), waiting_for_nobody():
+        ledger_time.watch("default").look()
+        with database.writing("default"):
+            assert list(database.locked(LedgerState.objects.order_by("pk"), wait=True))
 
 
 @pytest.mark.usefixtures("row_locks")

@@ -113,11 +113,11 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
     rules(r=Rule())
     call = send("r")
     release()
-    ledger_time.ensure_row("default")
+    ledger_time.ensure_rows("default")
     takes = claim.transitions.begin
 
     def moved_first(*given: Any) -> set[int]:
-        LedgerState.objects.update(moved=F("moved") + by)
+        LedgerState.objects.filter(pk=ledger_time.ROW).update(moved=F("moved") + by)
         return takes(*given)
 
     monkeypatch.setattr(claim.transitions, "begin", moved_first)

@@ -455,13 +455,58 @@ def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
     assert released(two_clocks) == 20
 
 
+@pytest.mark.parametrize("slept", [0.3, 5])
+def test_who_came_before_others_dealt_with_a_jump_takes_over_what_they_say_of_it(
+    two_clocks: Clocks, others: Others, slept: float
+) -> None:
+    """However the clock was set back meanwhile: what it read first was in no frame. Were ledger time
+    set back to that, holds and open attempts would stay for a day.
+    """
+    for _ in range(2):
+        others.be("dispenser").look()
+        two_clocks.pass_by(1)
+    true, began = two_clocks.ledger, two_clocks.mono
+    two_clocks.jump(-86_400)
+    others.be("newcomer").look()
+    others.be("dispenser").look()
+    two_clocks.pass_by(slept)
+    two_clocks.jump(-1)
+    others.be("dispenser").look()
+    others.be("newcomer").look()
+    went_by = two_clocks.mono - began
+    assert abs((two_clocks.ledger - true).total_seconds() - went_by) < 0.011
+
+
 def test_the_first_of_all_has_agreed_before_its_first_pass(
     two_clocks: Clocks, others: Others
 ) -> None:
     LedgerState.objects.all().delete()
     others.be("first")
     assert len(release("default", ["r"]).released) == 20
-    assert LedgerState.objects.get().moved == ledger_time.AGREED
+    assert ledger_time.moved("default") == ledger_time.AGREED
+
+
+def test_who_is_new_waits_from_when_its_first_look_has_ended(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took a second to connect, and the clock jumped just before it was read."""
+    used_up(two_clocks)
+    two_clocks.pass_by(1)
+    others.be("dispenser").look()
+    shown = database.clock_sql
+
+    def connects(using: str) -> str:
+        monkeypatch.setattr(database, "clock_sql", shown)
+        two_clocks.pass_by(1)
+        two_clocks.jump(3600)
+        return shown(using)
+
+    monkeypatch.setattr(database, "clock_sql", connects)
+    assert others.be("newcomer").settles_in() > 0.5
+    two_clocks.pass_by(0.5)
+    others.be("dispenser").look()
+    others.be("newcomer")
+    assert released(two_clocks) == 0
 
 
 @pytest.mark.parametrize("jump", [-0.45, 0.45, 5, -3600])
@@ -485,6 +530,26 @@ def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
     went_by = two_clocks.mono - began
     assert 1.5 < went_by < 2.5
     assert abs((written - true).total_seconds() - went_by) < 0.011
+
+
+@pytest.mark.parametrize("jump", [0.5, -0.5])
+def test_who_was_frozen_before_its_pass_counts_as_new_and_releases_nothing_yet(
+    two_clocks: Clocks, others: Others, jump: float
+) -> None:
+    """For an hour, after it had looked at the clock: what drift may hide is more than the jump."""
+    for _ in range(2):
+        others.be("dispenser").look()
+        others.be("frozen").look()
+        others.be("frozen").agree()
+        two_clocks.pass_by(0.5)
+    two_clocks.pass_by(3600)
+    for _ in range(2):
+        others.be("dispenser").look()
+        two_clocks.pass_by(0.4)
+    two_clocks.jump(jump)
+    frozen = others.be("frozen")
+    assert not release("default", ["r"]).released
+    assert frozen.settles_in() > 0.5
 
 
 def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
@@ -568,7 +633,7 @@ def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) 
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     monkeypatch.setattr(ledger_time, "_watches", {})
     ensure_states("default", ["r"])
-    LedgerState.objects.update(moved=3_600_000_000)
+    LedgerState.objects.filter(pk=ledger_time.ROW).update(moved=3_600_000_000)
     CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="r")
     (begun,) = begin("default", [one.attempt_id for one in release("default", ["r"]).released])
     ledger_time.watch("default").since = clocks.monotonic() - 60
@@ -779,8 +844,8 @@ def test_all_ways_to_ledger_time_agree(
     before = ledger_time.now("default")
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     watched.look()
-    ledger_time.ensure_row("default")
-    rows = LedgerState.objects.all()
+    ledger_time.ensure_rows("default")
+    rows = LedgerState.objects.filter(pk=ledger_time.ROW)
     by_orm, wall = rows.annotate(now=LedgerNow(), wall=ClockNow()).values_list("now", "wall").get()
     reading = ledger_time.read("default")
     after = from_us(reading.at)

@@ -224,6 +224,21 @@ def test_keys_with_a_backlog_take_turns_from_one_pass_to_the_next(rules: Rules) 
     assert passes(1) == ["a"]
 
 
+def test_keys_that_go_in_one_pass_go_in_the_same_order_in_later_ones(
+    rules: Rules, later: Later
+) -> None:
+    """There is room for two of three keys at a time: none of them goes at each."""
+    rules(r=Rule(limits=[SlidingWindow("2/s"), SlidingWindow("100/s", per="key")]))
+    for key in "abc" * 3:
+        send("r", key=key)
+    gone = []
+    for seconds in (0, 2, 4, 6):
+        later(seconds)
+        gone += passes(1)
+        answer()
+    assert "".join(gone) == "abcabcab"
+
+
 def test_a_pass_goes_on_behind_as_many_blocked_keys_as_one_looks_at(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("16/s"), SlidingWindow("1/d", per="key")]))
     keys = [f"used{i:03}" for i in range(40)]
