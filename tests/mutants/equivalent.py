@@ -65,7 +65,7 @@ _BY_REASON = {
         "ledger/tally_rows.py fingerprint: 16 -> 17",
     ],
     "Only MariaDB needs it, whose tests find it.": [
-        "ledger/ledger_time.py brought_held: clocks.TOLERANCE / 1_000_000 -> (clocks.TOLERANCE * 1000000)",
+        "ledger/ledger_time.py _has_waited: clocks.TOLERANCE / 1_000_000 -> (clocks.TOLERANCE * 1000000)",
     ],
     "It is a bound that nobody relies on to the last one.": [
         "ledger/ledger_time.py Watch.take: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
