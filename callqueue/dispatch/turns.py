@@ -62,7 +62,8 @@ class KeysInTurn:
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
         self._block_kept_back(made)
-        self._save([(call.rule, call.priority, call.key) for call in made.releases])
+        released = Counter((call.rule, call.priority, call.key) for call in made.releases)
+        self._save(released)
         is_mid_round = self._is_mid_round or (self._is_full and bool(self._blocked))
         return Wait(
             self._wakes_at(),
@@ -188,14 +189,12 @@ class KeysInTurn:
             until = min(until, to_us(hold.until))
         self._blocked[turn.pk] = (ready_calls.HOLD, until)
 
-    def _save(self, released: Sequence[Place]) -> None:
-        in_turn = [place for place in released if place in self._turns]
-        # behind those that are new, and whoever went last is last
-        served = {self._turns[place].pk: self.now + n for n, place in enumerate(in_turn, start=1)}
+    def _save(self, released: Mapping[Place, int]) -> None:
+        in_turn = {place: n for place, n in released.items() if place in self._turns}
+        # behind those that are new
+        served = {self._turns[place].pk: self.now + 1 for place in in_turn}
         self._spent += [
-            self._turns[place].pk
-            for place, n in Counter(in_turn).items()
-            if self._last.get(place) == n
+            self._turns[place].pk for place, n in in_turn.items() if self._last.get(place) == n
         ]
         ready_calls.save(self.using, served, self._blocked, self._spent)
 

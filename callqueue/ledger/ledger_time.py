@@ -272,7 +272,10 @@ class Watch:
             if by:
                 jump = Jump.between(last, reading, by)
                 reading = move(self.using, reading, by)
-                mend(self.using, jump, reading)
+                if by == AGREED:
+                    _bring_to_now(self.using, from_us(reading.at))
+                else:
+                    mend(self.using, jump, reading)
         if by and by != AGREED:
             events.emit("clock_jumped", seconds=by / SECOND)
         return reading, by is None
