@@ -82,7 +82,7 @@ _BY_REASON = {
         "ledger/account.py Account._read_open: True -> False",
     ],
     "Who makes the row has it locked.": [
-        'ledger/ledger_time.py Watch._follow: make_frame(self.using) list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True)) -> list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True)) make_frame(self.using)',
+        "ledger/ledger_time.py Watch._follow: make_frame(self.using) list(database.locked(tables.ledger_state(self.using).order_by(\"pk\"), wait=True)) -> list(database.locked(tables.ledger_state(self.using).order_by('pk'), wait=True)) make_frame(self.using)",
     ],
 }
 EQUIVALENT: dict[str, str] = {text: why for why, texts in _BY_REASON.items() for text in texts}
