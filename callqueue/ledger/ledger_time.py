@@ -86,6 +86,11 @@ def _moved_or_0_sql(using: str) -> str:
 
 
 def read(using: str) -> Reading:
+    reading = _read(using)
+    return _read(using) if _has_waited(using, reading) else reading
+
+
+def _read(using: str) -> Reading:
     before = clocks.monotonic()
     [(shown, moved)] = database.rows(
         using, f"SELECT {database.clock_sql(using)}, {moved_sql(using)}"
@@ -120,10 +125,14 @@ def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Rea
         ensure_rows(using)
         return held(using)
     reading = brought(using, before, shown, moved)
-    # What MariaDB shows is when the statement began, which may have waited for somebody who moved
-    # the ledger.
-    waited = reading.after - before > clocks.TOLERANCE / 1_000_000
-    return read(using) if waited and database.is_mysql(using) else reading
+    return read(using) if _has_waited(using, reading) else reading
+
+
+def _has_waited(using: str, reading: Reading) -> bool:
+    # What MariaDB shows is when the statement began, which may have waited while others moved the
+    # ledger: ledger time would be early.
+    waited = reading.after - reading.before > clocks.TOLERANCE / 1_000_000
+    return waited and database.is_mysql(using)
 
 
 def set_back(using: str, reading: Reading, by_us: int) -> Reading:
@@ -263,7 +272,10 @@ class Watch:
             if by:
                 jump = Jump.between(last, reading, by)
                 reading = set_back(self.using, reading, by)
-                mend(self.using, jump, reading)
+                if by == AGREED:
+                    _bring_to_now(self.using, from_us(reading.at))
+                else:
+                    mend(self.using, jump, reading)
         if by and by != AGREED:
             events.emit("clock_jumped", seconds=by / SECOND)
         return reading, by is None

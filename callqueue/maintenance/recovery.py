@@ -189,11 +189,12 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     # The clock may have jumped when it was given, and it was put right once somebody knew: as what
     # was written while he was about it.
     by = ledger_time.moved(using) - last.moved
-    right = last.at - max(0, by) * MICROSECOND - (MENDING if by else timedelta(0))
+    is_mended = abs(by) >= ledger_time.JUMPS
+    right = last.at - max(0, by) * MICROSECOND - (MENDING if is_mended else timedelta(0))
     if seen < right:
         return True
     # So was an older one, perhaps, where a server's clock was set back with all that it knows.
-    return abs(by) >= ledger_time.JUMPS and _has_lost_newest(using, last)
+    return is_mended and _has_lost_newest(using, last)
 
 
 def _has_lost_newest(using: str, last: Sign) -> bool:

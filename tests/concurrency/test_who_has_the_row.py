@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -670,6 +671,36 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
 
     together(write, write, move, write_after)
     assert found[0].moved == 7
+    assert found[0].wall >= database.to_us(shown[0])
+
+
+def test_a_first_reading_that_waits_while_others_move_the_ledger_shows_the_clock_of_after_that(
+    rules: Rules,
+) -> None:
+    """Nothing is there to judge it by."""
+    if connection.vendor != "mysql":
+        pytest.skip("others show the clock of when they read it")
+    rules(r=Rule())
+    ledger_time.ensure_rows("default")
+    table = LedgerState._meta.db_table
+    is_locked, shown, found = threading.Event(), list[Any](), list[clocks.Reading]()
+
+    def move() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLES {table} WRITE")
+            is_locked.set()
+            time.sleep(0.5)
+            cursor.execute(f"UPDATE {table} SET moved = moved - 3600000000")
+            shown.append(database.clock("default"))
+            cursor.execute("UNLOCK TABLES")
+
+    def read() -> None:
+        assert is_locked.wait(PATIENCE)
+        watch = ledger_time.Watch("default")
+        watch.look()
+        found.append(watch.last)
+
+    together(move, read)
     assert found[0].wall >= database.to_us(shown[0])
 
 

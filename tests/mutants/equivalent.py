@@ -65,7 +65,7 @@ _BY_REASON = {
         "ledger/tally_rows.py fingerprint: 16 -> 17",
     ],
     "Only MariaDB needs it, whose tests find it.": [
-        "ledger/ledger_time.py brought_held: clocks.TOLERANCE / 1_000_000 -> (clocks.TOLERANCE * 1000000)",
+        "ledger/ledger_time.py _has_waited: clocks.TOLERANCE / 1_000_000 -> (clocks.TOLERANCE * 1000000)",
     ],
     "It is a bound that nobody relies on to the last one.": [
         "ledger/ledger_time.py Watch.take: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
@@ -82,7 +82,7 @@ _BY_REASON = {
         "ledger/account.py Account._read_open: True -> False",
     ],
     "Who makes the row has it locked.": [
-        'ledger/ledger_time.py Watch._follow: ensure_rows(self.using) list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True)) -> list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True)) ensure_rows(self.using)',
+        "ledger/ledger_time.py Watch._follow: ensure_rows(self.using) list(database.locked(tables.ledger_state(self.using).order_by(\"pk\"), wait=True)) -> list(database.locked(tables.ledger_state(self.using).order_by('pk'), wait=True)) ensure_rows(self.using)",
     ],
 }
 EQUIVALENT: dict[str, str] = {text: why for why, texts in _BY_REASON.items() for text in texts}

@@ -882,6 +882,28 @@ def test_what_went_before_the_clock_was_set_went_on_the_day_that_it_is_now(
     assert sent_and_released(0)[0] == 0
 
 
+def test_a_copy_that_lagged_by_a_second_has_gone_back_though_somebody_has_agreed_meanwhile(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """It was the sign of life's instant that told: what is mended with a jump lies near it, too."""
+    one = Membership("default", "me", lambda: conf.current().book)
+    one.runs = True
+    others.be("dispenser").agree()
+    one.heartbeat()
+    copied = [*DispenserState.objects.all(), *LedgerState.objects.all()]
+    two_clocks.pass_by(1)
+    others.be("newcomer").look()
+    others.be("newcomer").agree()
+    others.be("dispenser").look()
+    assert released(two_clocks) > 0
+    one.heartbeat()
+    CallAttempt.objects.all().delete()
+    for row in copied:
+        row.save()
+    one.heartbeat()
+    assert Hold.objects.filter(source="restored").exists()
+
+
 @pytest.mark.parametrize("since_beat", [0.5, 2.0, 4.0])
 @pytest.mark.parametrize("down", [3.0, 30.0])
 def test_a_server_that_was_set_back_with_its_clock_has_gone_back(
