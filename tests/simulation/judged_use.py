@@ -178,9 +178,10 @@ def overtaken(world: World, backlog: Backlog) -> Iterable[str]:
     or of a rule with a lower priority, as far as their own limits let them go.
     """
     own = {call.pk: call for call in backlog.calls}
-    released = sorted(
-        (one for one in world.judge.releases.values() if one.call in own), key=lambda one: one.pk
-    )
+    releases = sorted(world.judge.releases.values(), key=lambda one: one.pk)
+    # the last of each: one before it was taken back, from somebody who was asleep
+    last = {one.call: one for one in releases if one.call in own}
+    released = sorted(last.values(), key=lambda one: one.pk)
     order = [own[one.call] for one in released]
     # The pass of one that was counted twice took its rule to have no room.
     miscounted = {
