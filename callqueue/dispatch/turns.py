@@ -144,7 +144,8 @@ class KeysInTurn:
         return found, without
 
     def _block(self, turn: Turn, budget: Budget, value: str, cost: int = 1) -> None:
-        scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
+        scope, meter = (budget.id, value), self.account.meter(budget, value)
+        instant = meter.known_at(cost)
         if budget.id in self.account.tallies:
             self._blocked[turn.pk] = (
                 ready_calls.blocked_on_room(scope),
@@ -157,7 +158,8 @@ class KeysInTurn:
                 self.now + ready_calls.ANSWERED,
             )
         else:
-            self._blocked[turn.pk] = (ready_calls.blocked_on_room(scope), instant)
+            again_at = meter.review_at(instant)
+            self._blocked[turn.pk] = (ready_calls.blocked_on_room(scope), again_at)
 
     def _block_kept_back(self, made: Plan) -> None:
         first: dict[Scope, int] = {}  # what it costs: those behind it wait as long

@@ -115,6 +115,10 @@ class Meter:
         """As `free_at`, but None where that only says when to ask again."""
         return self.free_at(cost)
 
+    def review_at(self, instant: Us) -> Us:
+        """When to ask once more of a cost that fits at this instant, as far as is known now."""
+        return instant
+
     def take(self, cost: int) -> None:
         """Charge `cost`, released now or at any later instant that `free_at` gave."""
         self._open += cost

@@ -102,6 +102,8 @@ class _BucketMeter(Meter):
         self._cap = limit.burst * limit.period_us
         self._level, self._at = limit.level_at(usage, now)
         self._open = usage.open
+        # as if it had been empty before the first charge; later it may be seen not to have been
+        self._forgets = usage.aged[0][0] + limit.window_us + 1 if usage.aged else None
 
     @property
     def used(self) -> int:
@@ -118,3 +120,6 @@ class _BucketMeter(Meter):
         if wanted > self._cap:
             return None
         return max(self._now, self._at - (self._level - wanted) // self._n)
+
+    def review_at(self, instant: Us) -> Us:
+        return instant if self._forgets is None else min(instant, Us(self._forgets))

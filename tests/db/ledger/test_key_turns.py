@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Concurrency, Rule, SlidingWindow, control, database
+from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, control, database
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import LEAD, ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
@@ -222,6 +222,22 @@ def test_keys_with_a_backlog_take_turns_from_one_pass_to_the_next(rules: Rules) 
     rules(r=Rule(limits=[SlidingWindow("1000/s"), SlidingWindow("1/m", per="key")]))
     control.resume("default", "r")
     assert passes(1) == ["a"]
+
+
+def test_a_bucket_of_a_key_is_looked_at_once_its_oldest_charge_is_forgotten(rules: Rules) -> None:
+    """It counts as empty before that; without it, there may be a token half a second sooner."""
+    rules(r=Rule(limits=[TokenBucket("2/s", burst=1, per="key", jitter=0.01)]))
+    now = ledger_time.now("default")
+    for number, ago in enumerate((1.7, 1.19, 0.68, 0.17)):
+        instants = dict.fromkeys(("released_at", "started_at", "sent_at", "finished_at"), now)
+        instants |= {name: at - timedelta(seconds=ago) for name, at in instants.items()}
+        CallAttempt.objects.create(
+            call_id=10**9, number=number, rule="r", key="a", outcome="succeeded", **instants
+        )
+    send("r", key="a")
+    assert passes(1) == []
+    turn = KeyTurn.objects.get()
+    assert 0.2 < (database.from_us(turn.blocked_until) - now).total_seconds() < 0.31
 
 
 def test_keys_that_go_in_one_pass_go_in_the_same_order_in_later_ones(
