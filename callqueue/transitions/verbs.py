@@ -51,6 +51,9 @@ def release(
     """Release calls, by the queue that each goes by, at an instant of wall time. In the transaction
     that charges them, and has them locked in a state that may be released.
 
+    A released call is due by then: one that is due later was postponed since. (Where the clock was
+    set back, it was due by the clock as it was.)
+
     A release may be lost in a crash of the database: its call then waits as before, and its message
     finds nothing to begin. One that is begun with its charge waits for the disk, as begin does, and
     returns these columns of the calls ("c"). `is_lazy`: no other release of the transaction is.
@@ -61,13 +64,14 @@ def release(
         which = f"WHERE c.id IN ({database.listed(ids)})"
         update = (
             f"UPDATE {table} AS c SET status = {states.DISPATCHED}, queue = %s, "
+            "due_at_dt = CASE WHEN due_at_dt > %s THEN %s ELSE due_at_dt END, "
             f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE {which}"
         )
         if reads is None:
             lazily = database.without_waiting_for_disk(using) if is_lazy else ""
-            database.run(using, f"{update}{lazily}", [queue, at])
+            database.run(using, f"{update}{lazily}", [queue, at, at, at])
         else:
-            found += reads.changed(update, [queue, at], f"FROM {table} c {which}")
+            found += reads.changed(update, [queue, at, at, at], f"FROM {table} c {which}")
     return found
 
 
@@ -178,7 +182,7 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     what other code has postponed since is not ready.
     """
     of_permit = When(method=states.PERMIT, then=database.ClockNow())
-    postponed = When(ready=True, due_at_dt__gt=database.ClockNow(), then=Value(False))
+    postponed = When(due_at_dt__gt=F("dispatched_at_dt"), then=Value(False))
     expiry = Case(of_permit, default=F("expires_at_dt"), output_field=DateTimeField())
 
     def work() -> int:

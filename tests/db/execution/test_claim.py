@@ -184,6 +184,49 @@ def test_what_other_code_postpones_after_its_release_waits_until_then(
     assert not remote.requests
 
 
+@pytest.mark.parametrize("how", ["update", "bulk_update", "save"])
+def test_what_other_code_postpones_and_takes_back_waits_until_then(rules: Rules, how: str) -> None:
+    rules(r=Rule())
+    call = send("r")
+    assert release() == [call]
+    rows = CallQueue.objects.filter(pk=call.pk)
+    rows.update(due_at_dt=call.due_at_dt + timedelta(hours=1))
+    call = fresh(call)
+    call.status = Status.NEW
+    if how == "update":
+        rows.update(status=Status.NEW)
+    elif how == "bulk_update":
+        CallQueue.objects.bulk_update([call], ["status"])
+    else:
+        call.save(update_fields=["status"])
+    assert release() == []
+
+
+@pytest.mark.parametrize("how", ["save", "bulk_create"])
+def test_a_copy_of_a_ready_call_that_is_due_later_waits_until_then(rules: Rules, how: str) -> None:
+    rules(r=Rule())
+    call = send("r")
+    copied = fresh(call)
+    assert copied.ready
+    copied.pk, copied.idempotency_key = None, uuid4()
+    copied.due_at_dt += timedelta(hours=1)
+    copied.save() if how == "save" else CallQueue.objects.bulk_create([copied])
+    assert release() == [call]
+    call.cancel()
+    with travel(hours=1, seconds=1):
+        assert [one.pk for one in release()] == [copied.pk]
+
+
+def test_a_call_that_was_due_by_the_clock_before_it_was_set_back_is_not_postponed(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule())
+    call = send("r")
+    with travel(hours=-1):
+        assert release() == [call]
+        assert executor.execute("default", attempts_of(call)) == 1
+
+
 def test_a_call_that_waits_is_postponed_by_the_databases_clock(rules: Rules) -> None:
     """This host's may be ahead of it: `travel` sets the database's alone."""
     rules(r=Rule())
@@ -195,18 +238,20 @@ def test_a_call_that_waits_is_postponed_by_the_databases_clock(rules: Rules) -> 
 
 
 @pytest.mark.parametrize("is_released", [False, True])
-def test_what_an_upsert_postpones_waits_until_then(rules: Rules, is_released: bool) -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_an_upsert_postpones_waits_until_then(
+    rules: Rules, is_released: bool, by_name: bool
+) -> None:
     rules(r=Rule())
     call = send("r")
     assert not is_released or release() == [call]
     call.due_at_dt += timedelta(hours=1)
     unique = ["id"] if connection.features.supports_update_conflicts_with_target else None
-    CallQueue.objects.bulk_create(
-        [call],
-        update_conflicts=True,
-        update_fields=["due_at_dt"],
-        unique_fields=unique,
-    )
+    fields = {"update_fields": ["due_at_dt"], "unique_fields": unique}
+    if by_name:
+        CallQueue.objects.bulk_create([call], update_conflicts=True, **fields)
+    else:
+        CallQueue.objects.bulk_create([call], None, False, True, *fields.values())
     if is_released:
         assert executor.execute("default", attempts_of(call)) == 0
     assert release() == []
