@@ -26,6 +26,7 @@ from callqueue.ledger.transaction import (
     Locked,
     calls_to_change,
     free_pairs,
+    out_of,
     unbegun_of,
     untimed,
 )
@@ -110,7 +111,11 @@ def record(
     if count < len(rows):
         results = _standing(using, results, rows)
     results = [_with_due_at(result, locked.reading) for result in results]
-    ended = [columns_of_call(one, locked.wall) for one in results if _is_out(one, locked.calls)]
+    ended = [
+        ends.as_by_now(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
+        for one in results
+        if ends.is_out(locked.calls.get(one.job.call.id), one.job.attempt.number)
+    ]
     database.update_each(tables.CallQueue, using, ended)
     others = [one for one in results if one.job.call.id not in locked.calls]
     if others:
@@ -142,7 +147,9 @@ def lose(
     """End these locked attempts as lost, and write what their calls become; the count of calls."""
     lost = tables.attempts(using).filter(pk__in=attempt_ids)
     lost.update(finished_at=locked.now, outcome=LOST, error_message=why)
-    rows = [columns_of_call(result, locked.wall) for result in results]
+    rows = [
+        ends.as_by_now(columns_of_call(one, locked.wall), out_of(one.job.call)) for one in results
+    ]
     fence = f"t.status IN ({database.listed(Move.LOSE.sources)})"
     return database.update_each(tables.CallQueue, using, rows, where=fence)
 
@@ -416,9 +423,3 @@ def _with_due_at(result: Result, reading: Reading) -> Result:
         return result
     moved = timedelta(microseconds=reading.moved - result.job.clock.moved)
     return replace(result, due_at=result.due_at + astray(result, reading) + moved)
-
-
-def _is_out(result: Result, calls: Mapping[int, tuple[int, int]]) -> bool:
-    job = result.job
-    status, number = calls.get(job.call.id, (None, None))
-    return status in Move.RECORD.sources and number == job.attempt.number
