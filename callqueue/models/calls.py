@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import models, router
@@ -89,6 +90,9 @@ class CallQueue(Table):
     trace_context = models.CharField(max_length=64, null=True, editable=False)
 
     objects = CallQueueManager()
+
+    # When it was due as it was read: see `save`.
+    _read_due: datetime | None = None
 
     if TYPE_CHECKING:
         pk: int
@@ -179,10 +183,17 @@ class CallQueue(Table):
             models.Index(fields=("idempotency_key",), name="callqueue_idempotency_key"),
         )
 
+    @classmethod
+    def from_db(cls, *row: Any, **how: Any) -> CallQueue:
+        call = super().from_db(*row, **how)
+        call._read_due = call.__dict__.get("due_at_dt")
+        return call
+
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **how: Any) -> None:
         """As Django's; but of a row that is there, `status` and what else callqueue writes itself
         are saved where `update_fields` names them: this instance may be from before the call was
-        released. Another `due_at_dt` is looked at anew, as with `update`.
+        released. So is `due_at_dt` where it is as it was read: a retry may be due. Another one is
+        looked at anew, as with `update`.
         """
         using = how.get("using") or router.db_for_write(type(self), instance=self)
         fields = None if update_fields is None else {*update_fields}
@@ -190,6 +201,8 @@ class CallQueue(Table):
         if fields is None and is_there and not how.get("force_insert"):
             every = {one.attname for one in self._meta.concrete_fields if one.editable}
             fields = every - {"id", "status"} - self.get_deferred_fields()
+            if self.__dict__.get("due_at_dt") == self._read_due:
+                fields.discard("due_at_dt")
         if fields is None:
             made_by_other_code(self)
         elif written := as_written(fields):

@@ -12,8 +12,9 @@ import pytest
 from celery.utils.threads import LocalStack
 from django.db import connection
 from django.db.models import F
+from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, conf, database, tasks
+from callqueue import Retry, Rule, SlidingWindow, conf, database, tasks
 from callqueue.dispatch.release_pass import LEAD
 from callqueue.execution import claim, executor, in_flight
 from callqueue.ledger import ledger_time
@@ -256,6 +257,26 @@ def test_what_an_upsert_postpones_waits_until_then(
         assert executor.execute("default", attempts_of(call)) == 0
     assert release() == []
     assert fresh(call).status == Status.NEW and fresh(call).due_at_dt == call.due_at_dt
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_an_instance_from_before_a_failure_does_not_bring_the_retry_forward(
+    rules: Rules, remote: Vendor, is_sent: bool
+) -> None:
+    rules(r=Rule(retry=Retry(base=600)))
+    remote.answers["/"] = 500
+    call = send("r", not_before=None if is_sent else timezone.now() + timedelta(seconds=1))
+    stale = call if is_sent else fresh(call)
+    CallQueue.objects.update(due_at_dt=stale.created_dt)
+    executor.execute("default", [pk for one in release() for pk in attempts_of(one)])
+    failed = fresh(call)
+    assert failed.status == Status.ERROR
+    stale.priority = 3
+    stale.save()
+    assert (fresh(call).priority, fresh(call).due_at_dt) == (3, failed.due_at_dt)
+    stale.due_at_dt = failed.created_dt - timedelta(hours=1)
+    stale.save()
+    assert fresh(call).due_at_dt == stale.due_at_dt
 
 
 def test_an_instance_from_before_the_release_does_not_release_the_call_again(
