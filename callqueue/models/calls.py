@@ -189,6 +189,10 @@ class CallQueue(Table):
         call._read_due = call.__dict__.get("due_at_dt")
         return call
 
+    def refresh_from_db(self, *args: Any, **how: Any) -> None:
+        super().refresh_from_db(*args, **how)
+        self._read_due = None  # some or all was read anew: it is not known what of it
+
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **how: Any) -> None:
         """As Django's; but of a row that is there, `status` and what else callqueue writes itself
         are saved where `update_fields` names them: this instance may be from before the call was
@@ -203,6 +207,8 @@ class CallQueue(Table):
             fields = every - {"id", "status"} - self.get_deferred_fields()
             if self.__dict__.get("due_at_dt") == self._read_due:
                 fields.discard("due_at_dt")
+        if fields is None or "due_at_dt" in fields:
+            self._read_due = None
         if fields is None:
             made_by_other_code(self)
         elif written := as_written(fields):

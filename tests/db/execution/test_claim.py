@@ -267,6 +267,7 @@ def test_an_instance_from_before_a_failure_does_not_bring_the_retry_forward(
     remote.answers["/"] = 500
     call = send("r", not_before=None if is_sent else timezone.now() + timedelta(seconds=1))
     stale = call if is_sent else fresh(call)
+    read = fresh(call).due_at_dt
     CallQueue.objects.update(due_at_dt=stale.created_dt)
     executor.execute("default", [pk for one in release() for pk in attempts_of(one)])
     failed = fresh(call)
@@ -277,6 +278,15 @@ def test_an_instance_from_before_a_failure_does_not_bring_the_retry_forward(
     stale.due_at_dt = failed.created_dt - timedelta(hours=1)
     stale.save()
     assert fresh(call).due_at_dt == stale.due_at_dt
+    stale.due_at_dt = read
+    stale.save()
+    assert fresh(call).due_at_dt == read
+    again, later = fresh(call), read + timedelta(hours=1)
+    CallQueue.objects.update(due_at_dt=later)
+    again.refresh_from_db()
+    again.due_at_dt = read
+    again.save()
+    assert fresh(call).due_at_dt == read
 
 
 def test_an_instance_from_before_the_release_does_not_release_the_call_again(
