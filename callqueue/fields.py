@@ -15,6 +15,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import models
 
 from callqueue import conf, database, texts
@@ -129,6 +130,9 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         except (Unreadable, EncryptionUnavailable):
             return None
 
+    def formfield(self, **_: Any) -> None:
+        """None: forms leave it out. They would show it as Python's repr, and save that."""
+
     @property
     def place(self) -> str:
         return f"{self.model._meta.db_table}.{self.column}"
@@ -154,7 +158,11 @@ class SealedJSONField(_Sealed):
         return self.to_text(self.value_from_object(obj))
 
     def to_python(self, value: Any) -> Any:
-        return self.from_text(value) if isinstance(value, str) else value
+        read = self.from_text(value) if isinstance(value, str) else value
+        if read is UNREADABLE:  # of what is to be stored, nothing would be left
+            why = models.JSONField.default_error_messages["invalid"]
+            raise ValidationError(why, code="invalid")
+        return read
 
 
 class ToldJSONField(SealedJSONField):

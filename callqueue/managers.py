@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import models, router, transaction
-from django.db.models import Case, Value, When
-from django.utils import timezone
+from django.db import models, router
 from django.utils.translation import gettext as _
 
 from callqueue import database, forecast, states, transitions
@@ -80,23 +78,27 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return sum(transitions.cancel(self.db, pks) for pks in batches)
 
     def update(self, **changed: Any) -> int:
-        """As Django's. What is made due later is not ready any more, until a promotion finds it;
-        and what is released and not begun waits again.
-        """
-        self._for_write = True
-        if "due_at_dt" in changed and is_postponed(self.db, changed["due_at_dt"]):
-            changed.setdefault("ready", False if "status" in changed else POSTPONED)
-        return super().update(**changed)
+        """As Django's. What is given another `due_at_dt` or `status` waits for a promotion."""
+        return super().update(**{**as_written(changed), **changed})
 
-    def bulk_create(self, objs: Iterable[CallQueue], *args: Any, **how: Any) -> list[CallQueue]:
-        """As Django's. With `update_conflicts`, due later is as with `update`."""
-        if "due_at_dt" not in (how.get("update_fields") or ()):
-            return super().bulk_create(objs, *args, **how)
-        self._for_write = True
-        with transaction.atomic(using=self.db):
-            made = super().bulk_create(objs, *args, **how)
-            self.filter(pk__in=[one.pk for one in made]).update(ready=POSTPONED)
-        return made
+    def bulk_create(
+        self,
+        objs: Iterable[CallQueue],
+        batch_size: int | None = None,
+        ignore_conflicts: bool = False,
+        update_conflicts: bool = False,
+        update_fields: Collection[str] | None = None,
+        unique_fields: Collection[str] | None = None,
+    ) -> list[CallQueue]:
+        """As Django's. What is made or changed is as with `save`."""
+        objs = list(objs)
+        for one in objs:
+            made_by_other_code(one)
+        if update_fields:
+            update_fields = {*update_fields}
+            update_fields |= as_written(update_fields).keys()
+        conflicts = (ignore_conflicts, update_conflicts, update_fields, unique_fields)
+        return super().bulk_create(objs, batch_size, *conflicts)
 
     requeue.alters_data = True  # type: ignore[attr-defined]
     update.alters_data = True  # type: ignore[attr-defined]
@@ -104,16 +106,18 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     cancel.alters_data = True  # type: ignore[attr-defined]
 
 
-# `ready` of a call that is made due later. A released one is not: there it says to who begins, or
-# voids, that it is to wait after all.
-POSTPONED = Case(When(status=states.DISPATCHED, then=Value(True)), default=Value(False))
+def as_written(names: Collection[str]) -> dict[str, bool]:
+    """What else is to be written where other code writes these columns: when a call is due, and
+    whether it waits, a promotion looks at anew.
+    """
+    is_looked_at = "ready" not in names and not {"due_at_dt", "status"}.isdisjoint(names)
+    return {"ready": False} if is_looked_at else {}
 
 
-def is_postponed(using: str, due: object) -> bool:
-    """Whether a call that is to be due then may not be so yet: an expression says not when."""
-    if isinstance(due, datetime) and timezone.is_aware(due):
-        return due > database.clock(using)
-    return due is not None
+def made_by_other_code(call: CallQueue) -> None:
+    """It is to be inserted. A copy of one that was ready may be due later."""
+    if not hasattr(call.__dict__.get("due_at_dt"), "resolve_expression"):
+        call.ready = False
 
 
 _Calls = models.Manager.from_queryset(CallQueueQuerySet)

@@ -173,7 +173,7 @@ def insert_each(
     """
     if not is_postgresql(using) or not records:
         objects = [model(**record) for record in records]
-        return [made.pk for made in model._default_manager.using(using).bulk_create(objects)]
+        return [made.pk for made in _rows(model, using).bulk_create(objects)]
     values = [list(record.values()) for record in records]
     return [pk for (pk,) in _inserted(using, model, tuple(records[0]), values, [model._meta.pk])]
 
@@ -190,10 +190,10 @@ def insert_objects(
         batch = objects[at : at + batch_size]
         left_out, given = _fields(model, batch)
         if not is_postgresql(using) and len(batch) == 1 and not unless_there:
-            batch[0].save(using=using, force_insert=True)  # bulk_create begins a transaction
+            batch[0].save_base(using=using, force_insert=True)  # bulk_create begins a transaction
             continue
         if not is_postgresql(using) or _has_expressions(given, batch):
-            model._default_manager.using(using).bulk_create(batch, ignore_conflicts=unless_there)
+            _rows(model, using).bulk_create(batch, ignore_conflicts=unless_there)
             continue
         back = [model._meta.pk, *left_out]
         names = tuple(field.name for field in given)
@@ -202,6 +202,11 @@ def insert_objects(
         for one, values in () if unless_there else zip(batch, found, strict=True):
             _complete(one, using, back, values)
     return objects
+
+
+def _rows(model: type[models.Model], using: str) -> QuerySet[Any]:
+    # Not by the model's own manager or `save`, which know the app's rows from other code's.
+    return QuerySet(model, using=using)
 
 
 def _fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[Any]]:

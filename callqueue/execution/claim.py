@@ -37,7 +37,7 @@ OF_ATTEMPT = (
 READS = (
     "id", "rule", "key", "cost", "method", "failed_count", "throttled_count", "unique_key",
     "callback", "first_sent_dt", "due_at_dt", "trace_context", "status", "last_attempt",
-    "call_data", "expires_at_dt", "idempotency_key", "ready",
+    "call_data", "expires_at_dt", "idempotency_key", "dispatched_at_dt",
 )  # fmt: skip
 # the columns, each with its name in a row of both
 _OF_ATTEMPT = [(name, f"a.{name}") for name in OF_ATTEMPT]
@@ -178,7 +178,7 @@ def _can_begin(row: Mapping[str, Any], worker: str, wall: datetime) -> bool:
         row["c.status"] == states.DISPATCHED
         and row["c.last_attempt"] == row["a.number"]
         # else other code has postponed it since
-        and not (row["c.ready"] and row["c.due_at_dt"] > wall)
+        and row["c.due_at_dt"] <= max(wall, row["c.dispatched_at_dt"] or wall)
     )
     return is_free and row["a.finished_at"] is None and is_waited_for and _is_charged(row)
 

@@ -24,7 +24,7 @@ from django.db import OperationalError
 
 from callqueue import clocks, database, tables
 from callqueue.clocks import Reading
-from callqueue.database import from_us
+from callqueue.database import from_us, instant_us
 from callqueue.ledger import ledger_time
 from callqueue.states import Move
 
@@ -36,9 +36,19 @@ LOOKS = 20  # at a clock that jumps again and again, before it is taken for a da
 
 
 @dataclass(frozen=True)
+class Out:
+    """A call whose attempt ends, as it is by now, locked."""
+
+    status: int
+    last_attempt: int
+    callback: str | None
+    postponed: datetime | None  # when it is due, where other code has made that later since
+
+
+@dataclass(frozen=True)
 class Locked:
     reading: Reading
-    calls: Mapping[int, tuple[int, int]]  # by primary key, status and last attempt
+    calls: Mapping[int, Out]  # by primary key
 
     @property
     def now(self) -> datetime:
@@ -103,6 +113,12 @@ def calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
     return list(database.locked(rows, wait=True).values_list("pk", *columns))
 
 
+def out_of(call: CallQueue) -> Out:
+    due, released = call.due_at_dt, call.dispatched_at_dt
+    is_postponed = released is not None and due > released
+    return Out(call.status, call.last_attempt, call.callback, due if is_postponed else None)
+
+
 def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]]:
     """Lock what nobody has begun of locked calls: (attempt, call, number). Waits for a begin."""
     unbegun = tables.attempts(using).unbegun().filter(call_id__in=list(call_ids))
@@ -118,24 +134,28 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
 
 def calls_to_end(
     using: str, pks: Sequence[int], *, lazily: bool = False
-) -> tuple[dict[int, tuple[int, int]], Reading]:
-    """Lock those of these calls that nobody else has: by primary key (status, last attempt); and
-    the clock, as `ledger_time.held` reads it. One statement, where any is free. In a transaction.
+) -> tuple[dict[int, Out], Reading]:
+    """Lock those of these calls that nobody else has; and the clock, as `ledger_time.held` reads
+    it. One statement, where any is free. In a transaction.
     """
     before, more = clocks.monotonic(), ledger_time.ends_sql(using, lazily=lazily)
     found = database.rows(
         using,
-        "SELECT id, status, last_attempt, "
+        "SELECT id, status, last_attempt, callback, "
+        "CASE WHEN due_at_dt > dispatched_at_dt THEN due_at_dt END, "
         f"{ledger_time.moved_sql(using, held=True)}, {database.clock_sql(using)}{more} "
         f"FROM {tables.name(using, 'CallQueue')} WHERE id IN ({database.listed(pks)}) "
         f"ORDER BY id{database.skip_locked(using)}",
     )
     if found:
-        moved, shown = found[0][3:5]
+        moved, shown = found[0][5:7]
         reading = ledger_time.brought_held(using, before, shown, moved)
     else:
         reading = ledger_time.held(using, lazily=lazily)
-    return {pk: (status, last_attempt) for pk, status, last_attempt, *_ in found}, reading
+    return {
+        pk: Out(status, number, callback, None if due is None else from_us(instant_us(due)))
+        for pk, status, number, callback, due, *_ in found
+    }, reading
 
 
 def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[Pair]:

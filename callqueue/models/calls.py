@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django.db import models, router, transaction
+from django.db import models, router
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -19,7 +20,7 @@ from callqueue.fields import (
     new_idempotency_key,
     one_call,
 )
-from callqueue.managers import POSTPONED, CallQueueManager, is_postponed
+from callqueue.managers import CallQueueManager, as_written, made_by_other_code
 from callqueue.models.table import Table
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class CallQueue(Table):
     error_message = ToldTextField(_("last error"), blank=True, default="", editable=False)
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
     callback = models.CharField(_("callback"), max_length=255, null=True, blank=True)
-    # True once the call waits for nothing but its turn; a call that is due later, or that other
-    # code made, is promoted. Of a released one: other code has made it due later since.
+    # True once the call waits for nothing but its turn. A call that is due later, or that other
+    # code made, or of which it wrote when it is due or its status, is promoted.
     ready = models.BooleanField(default=False, editable=False)
     idempotency_key = models.UUIDField(default=new_idempotency_key, editable=False)
     first_sent_dt = models.DateTimeField(null=True, editable=False)
@@ -89,6 +90,9 @@ class CallQueue(Table):
     trace_context = models.CharField(max_length=64, null=True, editable=False)
 
     objects = CallQueueManager()
+
+    # When it was due as it was read: see `save`.
+    _read_due: datetime | None = None
 
     if TYPE_CHECKING:
         pk: int
@@ -179,10 +183,21 @@ class CallQueue(Table):
             models.Index(fields=("idempotency_key",), name="callqueue_idempotency_key"),
         )
 
+    @classmethod
+    def from_db(cls, *row: Any, **how: Any) -> CallQueue:
+        call = super().from_db(*row, **how)
+        call._read_due = call.__dict__.get("due_at_dt")
+        return call
+
+    def refresh_from_db(self, *args: Any, **how: Any) -> None:
+        super().refresh_from_db(*args, **how)
+        self._read_due = None  # some or all was read anew: it is not known what of it
+
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **how: Any) -> None:
         """As Django's; but of a row that is there, `status` and what else callqueue writes itself
         are saved where `update_fields` names them: this instance may be from before the call was
-        released. What is made due later waits until then, as with `update`.
+        released. So is `due_at_dt` where it is as it was read: a retry may be due. Another one is
+        looked at anew, as with `update`.
         """
         using = how.get("using") or router.db_for_write(type(self), instance=self)
         fields = None if update_fields is None else {*update_fields}
@@ -190,14 +205,16 @@ class CallQueue(Table):
         if fields is None and is_there and not how.get("force_insert"):
             every = {one.attname for one in self._meta.concrete_fields if one.editable}
             fields = every - {"id", "status"} - self.get_deferred_fields()
-        is_written = "due_at_dt" in (self.__dict__ if fields is None else fields)
-        if self.pk is None or not is_written or not is_postponed(using, self.due_at_dt):
-            super().save(*args, update_fields=fields, **how)
-            return
-        self.ready = False
-        with transaction.atomic(using=using):
-            super().save(*args, update_fields=fields, **how)
-            type(self).objects.using(using).filter(pk=self.pk).update(ready=POSTPONED)
+            if self.__dict__.get("due_at_dt") == self._read_due:
+                fields.discard("due_at_dt")
+        if fields is None or "due_at_dt" in fields:
+            self._read_due = None
+        if fields is None:
+            made_by_other_code(self)
+        elif written := as_written(fields):
+            self.ready = False
+            fields.update(written)
+        super().save(*args, update_fields=fields, **how)
 
     def __str__(self) -> str:
         values = {"number": self.pk, "rule": self.rule, "status": self.get_status_display()}

@@ -323,4 +323,5 @@ def _complete(call: tables.CallQueue) -> tables.CallQueue:
     for name in ("created_dt", "due_at_dt"):
         if hasattr(call.__dict__.get(name), "resolve_expression"):
             del call.__dict__[name]
+    call._read_due = call.__dict__.get("due_at_dt")
     return call

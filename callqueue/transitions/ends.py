@@ -17,7 +17,7 @@ from callqueue import callbacks, clocks, database, states, tables
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.ledger.transaction import calls_to_end, untimed
+from callqueue.ledger.transaction import Out, calls_to_end, untimed
 from callqueue.limits.rules import Rule, backoff
 from callqueue.states import FINAL, Move
 
@@ -218,7 +218,11 @@ def end_deferred(using: str) -> int:
         there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
         settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
         kept.filter(pk__in=settled).delete()
-        ended = [_columns(row) for row in rows if _is_out(row, free)]
+        ended = [
+            as_by_now(_columns(row), free[row.call_id])
+            for row in rows
+            if is_out(free.get(row.call_id), row.number)
+        ]
         database.update_each(tables.CallQueue, using, ended)
         return ended
 
@@ -228,10 +232,17 @@ def end_deferred(using: str) -> int:
     return len(ended)
 
 
-def _is_out(row: Any, free: dict[int, tuple[int, int]]) -> bool:
-    """Whether the call of a kept row is free, and is still out with its attempt."""
-    status, number = free.get(row.call_id, (None, None))
-    return status in Move.RECORD.sources and number == row.number
+def is_out(call: Out | None, number: int) -> bool:
+    """Whether a call is free, and is still out with its attempt of this number."""
+    return call is not None and call.status in Move.RECORD.sources and call.last_attempt == number
+
+
+def as_by_now(columns: dict[str, Any], call: Out) -> dict[str, Any]:
+    """What an attempt's end makes of its call, with what other code has changed since it began."""
+    if call.postponed is not None:
+        columns["due_at_dt"] = max(columns["due_at_dt"], call.postponed)
+    columns["callback_pending"] |= bool(call.callback) and columns["status"] in FINAL
+    return columns
 
 
 def _as_json(columns: dict[str, Any]) -> dict[str, Any]:

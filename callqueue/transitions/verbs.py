@@ -26,6 +26,7 @@ from callqueue.ledger.transaction import (
     Locked,
     calls_to_change,
     free_pairs,
+    out_of,
     unbegun_of,
     untimed,
 )
@@ -51,6 +52,9 @@ def release(
     """Release calls, by the queue that each goes by, at an instant of wall time. In the transaction
     that charges them, and has them locked in a state that may be released.
 
+    A released call is due by then: one that is due later was postponed since. (Where the clock was
+    set back, it was due by the clock as it was.)
+
     A release may be lost in a crash of the database: its call then waits as before, and its message
     finds nothing to begin. One that is begun with its charge waits for the disk, as begin does, and
     returns these columns of the calls ("c"). `is_lazy`: no other release of the transaction is.
@@ -61,13 +65,14 @@ def release(
         which = f"WHERE c.id IN ({database.listed(ids)})"
         update = (
             f"UPDATE {table} AS c SET status = {states.DISPATCHED}, queue = %s, "
+            "due_at_dt = CASE WHEN due_at_dt > %s THEN %s ELSE due_at_dt END, "
             f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE {which}"
         )
         if reads is None:
             lazily = database.without_waiting_for_disk(using) if is_lazy else ""
-            database.run(using, f"{update}{lazily}", [queue, at])
+            database.run(using, f"{update}{lazily}", [queue, at, at, at])
         else:
-            found += reads.changed(update, [queue, at], f"FROM {table} c {which}")
+            found += reads.changed(update, [queue, at, at, at], f"FROM {table} c {which}")
     return found
 
 
@@ -106,7 +111,11 @@ def record(
     if count < len(rows):
         results = _only_written(using, results, rows)
     results = [_with_due_at(result, locked.reading) for result in results]
-    ended = [columns_of_call(one, locked.wall) for one in results if _is_out(one, locked.calls)]
+    ended = [
+        ends.as_by_now(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
+        for one in results
+        if ends.is_out(locked.calls.get(one.job.call.id), one.job.attempt.number)
+    ]
     database.update_each(tables.CallQueue, using, ended)
     others = [one for one in results if one.job.call.id not in locked.calls]
     if others:
@@ -138,7 +147,9 @@ def lose(
     """End these locked attempts as lost, and write what their calls become; the count of calls."""
     lost = tables.attempts(using).filter(pk__in=attempt_ids)
     lost.update(finished_at=locked.now, outcome=LOST, error_message=why)
-    rows = [columns_of_call(result, locked.wall) for result in results]
+    rows = [
+        ends.as_by_now(columns_of_call(one, locked.wall), out_of(one.job.call)) for one in results
+    ]
     fence = f"t.status IN ({database.listed(Move.LOSE.sources)})"
     return database.update_each(tables.CallQueue, using, rows, where=fence)
 
@@ -178,7 +189,7 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     what other code has postponed since is not ready.
     """
     of_permit = When(method=states.PERMIT, then=database.ClockNow())
-    postponed = When(ready=True, due_at_dt__gt=database.ClockNow(), then=Value(False))
+    postponed = When(due_at_dt__gt=F("dispatched_at_dt"), then=Value(False))
     expiry = Case(of_permit, default=F("expires_at_dt"), output_field=DateTimeField())
 
     def work() -> int:
@@ -412,9 +423,3 @@ def _with_due_at(result: Result, reading: Reading) -> Result:
         return result
     moved = timedelta(microseconds=reading.moved - result.job.clock.moved)
     return replace(result, due_at=result.due_at + clock_correction(result, reading) + moved)
-
-
-def _is_out(result: Result, calls: Mapping[int, tuple[int, int]]) -> bool:
-    job = result.job
-    status, number = calls.get(job.call.id, (None, None))
-    return status in Move.RECORD.sources and number == job.attempt.number

@@ -59,6 +59,7 @@ def play() -> None:
     last = waiting[-25:] + newest
     chance.shuffle(last)
     CallQueue.objects.bulk_create([*waiting[:-25], *last], batch_size=1000)
+    CallQueue.objects.waiting().update(ready=True)
     _in_flight(now)
     for _ in range(14):  # what the provider of the maps refused before it was held
         at = now - timedelta(minutes=4, seconds=chance.uniform(0, 30))
@@ -117,7 +118,7 @@ def _attempt(call: CallQueue, chance: random.Random) -> CallAttempt:
 def _waiting(rule: str, number: int, now: datetime, chance: random.Random) -> CallQueue:
     due = now - timedelta(seconds=chance.uniform(0, WAITING[rule] / 4))
     times = {"due_at_dt": due, "created_dt": due}
-    fields = {"key": _key(rule, chance), "priority": RULES[rule].priority, "ready": True}
+    fields = {"key": _key(rule, chance), "priority": RULES[rule].priority}
     return CallQueue(**_request(rule, number), **fields, **times)
 
 

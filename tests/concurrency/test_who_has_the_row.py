@@ -260,7 +260,7 @@ def _past() -> Any:
 BESIDE = {
     "a pass": Beside(lambda: None, lambda _: len(released_by("r")), (Status.NEW, Status.DISPATCHED), Status.DISPATCHED),
     "what expires": Beside(_due(expires_at_dt=_past), lambda _: recovery.expire("default"), (Status.NEW, Status.EXPIRED), Status.EXPIRED),
-    "a rule that is gone": Beside(_due(rule="gone", due_at_dt=_past), lambda _: recovery.fail_orphans("default"), (Status.NEW, Status.FAILED), Status.FAILED),
+    "a rule that is gone": Beside(_due(rule="gone", due_at_dt=_past, ready=True), lambda _: recovery.fail_orphans("default"), (Status.NEW, Status.FAILED), Status.FAILED),
     "what nobody began": Beside(_released, lambda _: recovery.void_unbegun("default"), (Status.DISPATCHED, Status.NEW), Status.NEW),
     "what fell silent": Beside(_begun, lambda _: recovery.end_lost("default"), (Status.DISPATCHED, Status.UNKNOWN), Status.UNKNOWN),
     "a refused publish": Beside(_released, lambda ids: transitions.undo("default", ids), (Status.DISPATCHED, Status.NEW), Status.NEW),

@@ -199,3 +199,54 @@ def test_an_end_is_owed_to_a_callback_to_a_receiver_and_to_who_waits_for_a_task(
     CallQueue.objects.update(**ended(states.FAILED))
     # what its data says it is, a statement for many cannot see
     assert fresh(call).callback_pending == (is_owed or method != "permit")
+
+
+def kept(end: Callable[[Job], Result], job: Job) -> None:
+    """Write an end as of a call that somebody had locked then: later."""
+    columns = transitions.verbs.columns_of_call(end(job), timezone.now())
+    transitions.ends.keep("default", [job], [columns])
+    assert transitions.end_deferred("default") == 1
+
+
+@pytest.mark.parametrize("end", [failing, unsent])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_other_code_postpones_while_it_is_made_is_not_retried_before(
+    rules: Rules, end: Callable[[Job], Result], is_kept: bool
+) -> None:
+    rules(r=Rule())
+    call = send("r")
+    assert release() == [call]
+    job, later = begun(call), timezone.now() + timedelta(days=1)
+    put(call, states.DISPATCHED, due_at_dt=later)
+    kept(end, job) if is_kept else recorder.write("default", [end(job)])
+    assert fresh(call).status == end(job).status
+    assert fresh(call).due_at_dt == later
+
+
+def test_what_other_code_postpones_while_its_worker_is_silent_is_not_retried_before(
+    rules: Rules,
+) -> None:
+    rules(r=Rule())
+    call, later = send("r"), timezone.now() + timedelta(days=1)
+    assert release() == [call]
+    begun(call)
+    put(call, states.DISPATCHED, due_at_dt=later)
+    CallAttempt.objects.update(lease_until=ledger_time.now("default") - LATE)
+    rules(r=Rule(on_lost="retry"))
+    recovery.end_lost("default")
+    assert (fresh(call).status, fresh(call).due_at_dt) == (Status.ERROR, later)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_callback_that_other_code_asks_for_while_a_call_is_made_is_owed(
+    rules: Rules, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule())
+    monkeypatch.setattr(callbacks, "announce", lambda using, ended: None)
+    call = send("r")
+    assert release() == [call]
+    job = begun(call)
+    put(call, states.DISPATCHED, callback="shop.told")
+    kept(giving_up, job) if is_kept else recorder.write("default", [giving_up(job)])
+    assert fresh(call).status == Status.FAILED
+    assert fresh(call).callback_pending

@@ -48,8 +48,9 @@ def wait(rule: str, count: int = 1, seconds: float = 0) -> None:
     """So many calls that have been due for so long."""
     due = timezone.now() - timedelta(seconds=seconds)
     CallQueue.objects.bulk_create(
-        [CallQueue(rule=rule, ready=True, due_at_dt=due, call_data={}) for _ in range(count)]
+        [CallQueue(rule=rule, due_at_dt=due, call_data={}) for _ in range(count)]
     )
+    CallQueue.objects.waiting().filter(rule=rule).update(ready=True)
 
 
 def ended(status: int, **fields: Any) -> CallQueue:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
+from django.core.exceptions import ValidationError
 from django.db import connection
+from django.forms import modelform_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +53,23 @@ def test_names_keep_their_order_and_numbers_their_form(settings: Any, keys: list
     with connection.cursor() as cursor:
         cursor.execute("SELECT call_data FROM callqueue_callqueue")
         assert cursor.fetchone()[0].startswith("$sealed:") == bool(keys)
+
+
+def test_a_form_leaves_the_data_out_and_validation_takes_nothing_that_is_no_json() -> None:
+    """It would be stored as what cannot be read."""
+    call = sent(ODD)
+    before = text_of(call.call_data)
+    form = modelform_factory(CallQueue, fields="__all__")
+    data = {name: form(instance=call)[name].value() for name in form.base_fields}
+    posted = form({name: value for name, value in data.items() if value is not None}, instance=call)
+    assert posted.is_valid(), posted.errors
+    posted.save()
+    read = CallQueue.objects.get(pk=call.pk)
+    assert text_of(read.call_data) == before
+    read.full_clean()
+    read.call_data = str(read.call_data)
+    with pytest.raises(ValidationError, match="call_data"):
+        read.full_clean()
 
 
 def test_what_is_sent_in_bulk_and_what_is_updated_keeps_its_form_too() -> None:

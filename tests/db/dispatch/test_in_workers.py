@@ -251,6 +251,7 @@ def test_a_job_is_what_a_worker_would_have_begun(
     release("default", ["r"])
     (theirs,) = claim.begin("default", [CallAttempt.objects.latest("pk").pk])
     own = {"id", "worker", "due_at_dt", "idempotency_key", "released_at", "started_at"}
+    own |= {"dispatched_at_dt"}
     for row, read in (("attempt", claim.OF_ATTEMPT), ("call", claim.READS)):
         for name in set(read) - own:
             of_mine, of_theirs = (vars(getattr(job, row))[name] for job in (mine, theirs))

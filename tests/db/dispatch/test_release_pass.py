@@ -217,7 +217,7 @@ def test_a_backlog_behind_a_limit_that_is_used_up_costs_little(
     for key in range(keys):
         own = {"key": f"k{key}"} if keys > 1 else {}
         CallQueue.objects.send_many([CALL] * (WAITING // keys), rule="r", **options, **own)
-    CallQueue.objects.update(due_at_dt=clock.wall)
+    CallQueue.objects.update(due_at_dt=clock.wall, ready=True)
     ledger_time.watch("default").look()
     clock.pass_by(1)
     Minute(clock, monkeypatch).run()

@@ -12,8 +12,9 @@ import pytest
 from celery.utils.threads import LocalStack
 from django.db import connection
 from django.db.models import F
+from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, conf, database, tasks
+from callqueue import Retry, Rule, SlidingWindow, conf, database, tasks
 from callqueue.dispatch.release_pass import LEAD
 from callqueue.execution import claim, executor, process
 from callqueue.ledger import ledger_time
@@ -184,6 +185,49 @@ def test_what_other_code_postpones_after_its_release_waits_until_then(
     assert not remote.requests
 
 
+@pytest.mark.parametrize("how", ["update", "bulk_update", "save"])
+def test_what_other_code_postpones_and_takes_back_waits_until_then(rules: Rules, how: str) -> None:
+    rules(r=Rule())
+    call = send("r")
+    assert release() == [call]
+    rows = CallQueue.objects.filter(pk=call.pk)
+    rows.update(due_at_dt=call.due_at_dt + timedelta(hours=1))
+    call = fresh(call)
+    call.status = Status.NEW
+    if how == "update":
+        rows.update(status=Status.NEW)
+    elif how == "bulk_update":
+        CallQueue.objects.bulk_update([call], ["status"])
+    else:
+        call.save(update_fields=["status"])
+    assert release() == []
+
+
+@pytest.mark.parametrize("how", ["save", "bulk_create"])
+def test_a_copy_of_a_ready_call_that_is_due_later_waits_until_then(rules: Rules, how: str) -> None:
+    rules(r=Rule())
+    call = send("r")
+    copied = fresh(call)
+    assert copied.ready
+    copied.pk, copied.idempotency_key = None, uuid4()
+    copied.due_at_dt += timedelta(hours=1)
+    copied.save() if how == "save" else CallQueue.objects.bulk_create([copied])
+    assert release() == [call]
+    call.cancel()
+    with travel(hours=1, seconds=1):
+        assert [one.pk for one in release()] == [copied.pk]
+
+
+def test_a_call_that_was_due_by_the_clock_before_it_was_set_back_is_not_postponed(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule())
+    call = send("r")
+    with travel(hours=-1):
+        assert release() == [call]
+        assert executor.execute("default", attempts_of(call)) == 1
+
+
 def test_a_call_that_waits_is_postponed_by_the_databases_clock(rules: Rules) -> None:
     """This host's may be ahead of it: `travel` sets the database's alone."""
     rules(r=Rule())
@@ -195,22 +239,54 @@ def test_a_call_that_waits_is_postponed_by_the_databases_clock(rules: Rules) -> 
 
 
 @pytest.mark.parametrize("is_released", [False, True])
-def test_what_an_upsert_postpones_waits_until_then(rules: Rules, is_released: bool) -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_an_upsert_postpones_waits_until_then(
+    rules: Rules, is_released: bool, by_name: bool
+) -> None:
     rules(r=Rule())
     call = send("r")
     assert not is_released or release() == [call]
     call.due_at_dt += timedelta(hours=1)
     unique = ["id"] if connection.features.supports_update_conflicts_with_target else None
-    CallQueue.objects.bulk_create(
-        [call],
-        update_conflicts=True,
-        update_fields=["due_at_dt"],
-        unique_fields=unique,
-    )
+    fields = {"update_fields": ["due_at_dt"], "unique_fields": unique}
+    if by_name:
+        CallQueue.objects.bulk_create([call], update_conflicts=True, **fields)
+    else:
+        CallQueue.objects.bulk_create([call], None, False, True, *fields.values())
     if is_released:
         assert executor.execute("default", attempts_of(call)) == 0
     assert release() == []
     assert fresh(call).status == Status.NEW and fresh(call).due_at_dt == call.due_at_dt
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_an_instance_from_before_a_failure_does_not_bring_the_retry_forward(
+    rules: Rules, remote: Vendor, is_sent: bool
+) -> None:
+    rules(r=Rule(retry=Retry(base=600)))
+    remote.answers["/"] = 500
+    call = send("r", not_before=None if is_sent else timezone.now() + timedelta(seconds=1))
+    stale = call if is_sent else fresh(call)
+    read = fresh(call).due_at_dt
+    CallQueue.objects.update(due_at_dt=stale.created_dt)
+    executor.execute("default", [pk for one in release() for pk in attempts_of(one)])
+    failed = fresh(call)
+    assert failed.status == Status.ERROR
+    stale.priority = 3
+    stale.save()
+    assert (fresh(call).priority, fresh(call).due_at_dt) == (3, failed.due_at_dt)
+    stale.due_at_dt = failed.created_dt - timedelta(hours=1)
+    stale.save()
+    assert fresh(call).due_at_dt == stale.due_at_dt
+    stale.due_at_dt = read
+    stale.save()
+    assert fresh(call).due_at_dt == read
+    again, later = fresh(call), read + timedelta(hours=1)
+    CallQueue.objects.update(due_at_dt=later)
+    again.refresh_from_db()
+    again.due_at_dt = read
+    again.save()
+    assert fresh(call).due_at_dt == read
 
 
 def test_an_instance_from_before_the_release_does_not_release_the_call_again(

@@ -81,7 +81,7 @@ def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db:
     ensure_states("default", list(conf.current().rules))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
     CallQueue.objects.send_many([url] * 100, rule="r")
-    CallQueue.objects.update(due_at_dt=two_clocks.wall)
+    CallQueue.objects.update(due_at_dt=two_clocks.wall, ready=True)
     ledger_time.watch("default").look()
     two_clocks.pass_by(1)  # it is no newcomer any more
     return two_clocks

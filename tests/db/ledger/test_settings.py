@@ -223,7 +223,7 @@ def test_calls_of_a_rule_that_another_dispenser_knows_are_left_alone(waiting: An
     theirs, ours = Process("theirs", b=Rule()), Process("ours", a=Rule())
     theirs.joins()
     rules_gone = CallQueue.objects.filter(rule="b")
-    rules_gone.update(due_at_dt=timezone.now() - timedelta(minutes=1))
+    rules_gone.update(due_at_dt=timezone.now() - timedelta(minutes=1), ready=True)
     with override_settings(CALLQUEUE={"RULES": {"a": Rule()}}):
         assert ours.goes() == {"a": 1}
         recovery.recover("default")

@@ -36,7 +36,7 @@ def test_the_oldest_due_is_found_in_whatever_priority(rules: Rules) -> None:
     for priority, seconds in ((5, 10), (0, 300), (-5, 20)):
         call = send("pay", priority=priority)
         CallQueue.objects.filter(pk=call.pk).update(
-            due_at_dt=timezone.now() - timedelta(seconds=seconds)
+            due_at_dt=timezone.now() - timedelta(seconds=seconds), ready=True
         )
     assert of("pay").oldest_due_s == pytest.approx(300, abs=10)
 
@@ -52,7 +52,8 @@ def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
     assert of("pay").seconds() == pytest.approx(0, abs=1), "as many as went may go at once"
     calls = [send("pay"), send("pay")]
     assert of("pay").seconds() == pytest.approx(120, abs=1)
-    CallQueue.objects.filter(pk=calls[0].pk).update(due_at_dt=timezone.now() - timedelta(minutes=1))
+    due = timezone.now() - timedelta(minutes=1)
+    CallQueue.objects.filter(pk=calls[0].pk).update(due_at_dt=due, ready=True)
     assert of("pay").seconds() == pytest.approx(180, abs=1), (
         "they went no faster, though they waited"
     )
