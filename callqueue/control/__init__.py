@@ -43,8 +43,8 @@ def pause(
 def resume(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
-    """End the holds on a rule, whoever laid them, those on its keys too; or those on one key. The
-    count.
+    """End the holds on a rule, whoever laid them, those on its keys too; or those on one key,
+    of which a provider may have held one name alone. The count.
 
     The hold that keeps a provider safe after the database went back in time ends only where
     `restored` says so: see `kept_after_restore`.
@@ -52,7 +52,7 @@ def resume(
     conf.current().rule(rule)
     text = check_key(key)
     if text:
-        return holds.lift(using, rule, "key", text)
+        return holds.lift(using, rule, text)
     return holds.lift(using, rule, but=() if restored else ("restored",))
 
 

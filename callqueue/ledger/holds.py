@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.db.models import Q
@@ -18,7 +20,7 @@ from callqueue.database import as_parameter, from_us, instant_us, places, quoted
 from callqueue.ledger import ready_calls, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction, untimed
-from callqueue.limits.budgets import Book, key_part
+from callqueue.limits.budgets import Book, scopes_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class InForce:
         return float("inf") if self.until is None else self.until.timestamp()
 
     def is_on_key(self, key: str) -> bool:
-        return self.per not in ("rule", "queue") and key_part(key, self.per) == self.value
+        return (self.per, self.value) in scopes_of(key)
 
 
 @dataclass(frozen=True)
@@ -162,15 +164,15 @@ def _lay(
 def lift(
     using: str,
     rule: str,
-    per: str | None = None,
-    value: str = "",
+    key: str = "",
     *,
     but: Sequence[str] = (),
 ) -> int:
-    """Lift the rule's holds, or one scope's, but for some sources'; how many were in force."""
+    """Lift the rule's holds, or those on one key, but for some sources'; how many were in force."""
     stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
-    if per is not None:
-        stored = stored.filter(per=per, value=value)
+    if key:
+        of_key = (Q(per=per, value=value) for per, value in scopes_of(key))
+        stored = stored.filter(reduce(or_, of_key))
 
     def work() -> int:
         ready_calls.wake_all(using, [rule])

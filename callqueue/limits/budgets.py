@@ -194,6 +194,14 @@ def key_parts(key: str) -> Mapping[str, str]:
     return parts if isinstance(parts, dict) else {}
 
 
+@lru_cache(maxsize=16384)
+def scopes_of(key: str) -> frozenset[tuple[str, str]]:
+    """What a hold on this key may be laid on, as its `per` and value: the whole, or a part."""
+    parts = {(name, value) for name, value in key_parts(key).items() if isinstance(value, str)}
+    whole = {("key", key)} if key else set()
+    return frozenset(whole | {part for part in parts if part[0] not in ("rule", "queue")})
+
+
 def groups_of(rules: Iterable[str], shares: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:
     """By rule all that share a budget with it, through others too, sorted. `shares`: of each."""
     group = {rule: {rule} for rule in rules}

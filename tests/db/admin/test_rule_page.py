@@ -20,6 +20,7 @@ from callqueue.admin.rule_actions import rule_url
 from callqueue.history import errors, sums
 from callqueue.history.sums import DAY_S
 from callqueue.ledger import ledger_time
+from callqueue.look import look
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, SettingsState
 from tests.db.admin.staff import (
@@ -164,6 +165,20 @@ def test_keys_are_counted_exactly_and_held_ones_marked_however_many(
     Hold.objects.bulk_create([Hold(rule="held", per="key", value=name) for name in names])
     marked = {key: is_held for key, _, _, is_held in page(root, "held").context["keys"]}
     assert marked == {"free": False} | dict.fromkeys(names, True)
+
+
+def test_a_key_is_marked_as_held_by_a_hold_on_one_of_its_names(rules: Rules, root: Client) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/m", per="channel")]))
+    of_c9 = ['{"channel":"C9"}', '{"channel":"C9","of":"T1"}']
+    CallQueue.objects.bulk_create(
+        CallQueue(rule="r", key=key, ready=True, call_data={})
+        for key in (*of_c9, '{"channel":"C8","of":"C9"}', "C9")
+    )
+    Hold.objects.create(rule="r", per="channel", value="C9")
+    marked = {key: is_held for key, _, _, is_held in page(root, "r").context["keys"]}
+    assert {key for key, is_held in marked.items() if is_held} == set(of_c9)
+    assert len(marked) == 4
+    assert look("default").rule("r").kept_calls == 2
 
 
 def test_a_group_of_thousands_is_requeued_as_one(rules: Rules, root: Client) -> None:
