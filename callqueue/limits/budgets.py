@@ -169,6 +169,12 @@ def costs_more(cost: Cost, charged: Cost) -> bool:
     return any(cost_of(cost, unit) > cost_of(charged, unit) for unit in units)
 
 
+def most_of(cost: Cost, charged: Cost) -> Cost:
+    """Of each unit the larger."""
+    units = {"calls"}.union(*(one for one in (cost, charged) if isinstance(one, Mapping)))
+    return {unit: max(cost_of(cost, unit), cost_of(charged, unit)) for unit in sorted(units)}
+
+
 @lru_cache(maxsize=16384)
 def key_part(key: str, per: str) -> str:
     """The value that `per` picks from a call's key text; "" where the key has no such part.
