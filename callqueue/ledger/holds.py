@@ -101,28 +101,28 @@ def lay(
     replace: bool = False,
 ) -> bool:
     """Hold a scope of these rules; `lasts=None`: until it is lifted. True: the source did not hold
-    it.
+    it for one of them, and those are told of.
 
     A hold in force gets longer only; with `extend=False` it stays as it is; with `replace=True` it
     is as if it was laid now, and may get shorter.
     """
     scope = {"per": per, "value": value, "source": source}
 
-    def work(locked: Locked) -> tuple[bool, datetime | None]:
+    def work(locked: Locked) -> tuple[list[str], datetime | None]:
         rule_rows.forget_room(using, ready_calls.lock(using, rules))
         until = None if lasts is None else locked.now + lasts
         laid = [
-            _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
+            rule
             for rule in sorted(rules)
+            if _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
         ]
         if replace:
             ready_calls.wake_all(using, rules)
-        return any(laid), None if lasts is None else locked.wall + lasts
+        return laid, None if lasts is None else locked.wall + lasts
 
     laid, until = transaction(using, work)
-    if laid:
-        _tell(rules, scope, until, reason)
-    return laid
+    _tell(laid, scope, until, reason)
+    return bool(laid)
 
 
 def _tell(

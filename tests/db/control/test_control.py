@@ -169,6 +169,17 @@ def test_many_calls_go_in_batches_with_word_of_how_far_they_are(
     assert progress.call_args_list == [call(3, 7), call(6, 7), call(7, 7)]
 
 
+def test_a_hold_is_told_of_the_rules_that_were_free_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A provider's is on all rules of a limit, of which one was resumed."""
+    lasts = timedelta(minutes=5)
+    holds.lay("default", ["r", "other"], "rule", "", lasts, "429", source="provider")
+    control.resume("default", "r")
+    caplog.clear()
+    holds.lay("default", ["r", "other"], "rule", "", lasts, "429", source="provider")
+    (told,) = caplog.messages
+    assert told.startswith("rule_held rule=r ")
+
+
 @pytest.mark.parametrize(
     ("source", "event"), [("operator", "rule_paused"), ("provider", "rule_held")]
 )
