@@ -189,7 +189,7 @@ def _settled(job: Job, response: Any, cut: str) -> Any:
         return most_of(cost, job.attempt.cost) if cut and cost is not None else cost
     except BaseException as error:
         why = f"settle failed: {type(error).__name__}"
-        events.emit("attempt_failed", call_id=job.call.id, reason=why)
+        events.emit("attempt_failed", **job.facts, reason=why)
         return None
 
 

@@ -97,6 +97,17 @@ def test_what_is_counted_in_a_body_that_was_cut_makes_no_room(
     assert fresh(call).attempts.get().cost == charged
 
 
+def test_a_settle_that_raises_is_told_with_its_call(
+    rules: Rules, remote: Vendor, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules(r=Rule(settle=lambda answer: answer.json()["usage"]))
+    call = send("r")
+    with caplog.at_level("INFO", logger="callqueue"):
+        run()
+    (told,) = (text for text in caplog.messages if text.startswith("attempt_failed"))
+    assert told.startswith(f"attempt_failed call_id={call.pk} rule=r attempt=1 reason=")
+
+
 NOT_TO_COME = [0, -5, timedelta(0), timedelta(days=-900), None, datetime(1, 1, 1), timezone.now()]
 NEVER = [10**400, float("inf"), timedelta.max, datetime(9999, 12, 31), datetime.max]
 
