@@ -300,8 +300,8 @@ def writing(using: str) -> Iterator[None]:
 
 @contextmanager
 def by_index(using: str) -> Iterator[None]:
-    """A transaction whose reads go by an index where there is one. PostgreSQL goes through the whole
-    table for rows that it takes for many, though they may all lie at its end.
+    """A transaction whose reads go by an index where there is one. PostgreSQL goes through the
+    whole table for rows that it takes for many, though they may all lie at its end.
     """
     with transaction.atomic(using=using):
         if is_postgresql(using):
