@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from callqueue import conf, events, tables, texts
@@ -51,9 +51,20 @@ def resume(
     """
     conf.current().rule(rule)
     text = check_key(key)
-    if text:
-        return holds.lift(using, rule, text)
-    return holds.lift(using, rule, but=() if restored else ("restored",))
+    return holds.lift(using, rule, text, but=_kept(text, restored=restored))
+
+
+def would_end(
+    using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
+) -> int:
+    """How many holds `resume` would end now."""
+    conf.current().rule(rule)
+    text = check_key(key)
+    return holds.count(using, rule, text, but=_kept(text, restored=restored))
+
+
+def _kept(key: str, *, restored: bool) -> Sequence[str]:
+    return () if key or restored else ("restored",)
 
 
 def kept_after_restore(using: str, rule: str) -> datetime | None:

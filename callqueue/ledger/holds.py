@@ -13,7 +13,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from callqueue import broker, conf, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
@@ -161,6 +161,21 @@ def _lay(
     return False
 
 
+def count(using: str, rule: str, key: str = "", *, but: Sequence[str] = ()) -> int:
+    """How many holds `lift` would end."""
+    return _stored(using, rule, key, but).filter(_NOW).count()
+
+
+_NOW = Q(until__isnull=True) | Q(until__gt=LedgerNow())
+
+
+def _stored(using: str, rule: str, key: str, but: Sequence[str]) -> QuerySet[tables.Hold]:
+    stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
+    if not key:
+        return stored
+    return stored.filter(reduce(or_, (Q(per=per, value=value) for per, value in scopes_of(key))))
+
+
 def lift(
     using: str,
     rule: str,
@@ -169,15 +184,11 @@ def lift(
     but: Sequence[str] = (),
 ) -> int:
     """Lift the rule's holds, or those on one key, but for some sources'; how many were in force."""
-    stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
-    if key:
-        of_key = (Q(per=per, value=value) for per, value in scopes_of(key))
-        stored = stored.filter(reduce(or_, of_key))
+    stored = _stored(using, rule, key, but)
 
     def work() -> int:
         ready_calls.wake_all(using, [rule])
-        now = Q(until__isnull=True) | Q(until__gt=LedgerNow())
-        count = stored.filter(now).count()
+        count = stored.filter(_NOW).count()
         stored.delete()
         return count
 
