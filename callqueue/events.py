@@ -13,8 +13,8 @@ from django.dispatch import Signal
 logger = logging.getLogger("callqueue")
 
 call_finished = Signal()  # call_id, status: any final state
-call_failed = Signal()  # call_id, status, reason
-call_unknown = Signal()  # call_id, status, reason
+call_failed = Signal()  # call_id, status, rule, reason
+call_unknown = Signal()  # call_id, status, rule, reason
 rule_held = Signal()  # rule, per, value, until, reason
 limit_exceeded = Signal()  # limit, rule, highest, allowed
 

@@ -55,8 +55,9 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
         now, book = reading.at, settings.book_in_force(using).moved_by(reading.moved)
         group = book.groups[rule]
         account = _account(using, book, group, now, text)
-        is_held = holds.in_force(using, group, from_us(now)).blocking(rule, text)
-    return not is_held and _fits(account, rule, text, 1)
+        held = holds.in_force(using, group, from_us(now))
+    queues = [q for q in book.rules[rule].queue_names if not held.blocking(rule, text, q)]
+    return _fits(account, rule, text, 1, queues)
 
 
 def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
@@ -116,8 +117,8 @@ def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) 
     return account
 
 
-def _fits(account: ledger.Account, rule: str, key: str, cost: Any) -> bool:
-    """Whether the cost fits in every limit of its rule, on one of its queues at least."""
+def _fits(account: ledger.Account, rule: str, key: str, cost: Any, queues: Sequence[str]) -> bool:
+    """Whether the cost fits in every limit of its rule, on one of these queues at least."""
     book = account.book
     return any(
         all(
@@ -125,7 +126,7 @@ def _fits(account: ledger.Account, rule: str, key: str, cost: Any) -> bool:
             for b in book.budgets[rule]
             if b.charge_of(cost)
         )
-        for queue in book.rules[rule].queue_names
+        for queue in queues
     )
 
 

@@ -85,7 +85,9 @@ def _describe(span: Any, result: Result) -> None:
     if result.outcome != states.SUCCEEDED:
         is_http_error = status is not None and status >= 400
         span.set_attribute("error.type", str(status) if is_http_error else result.outcome)
-        span.set_status(trace.Status(trace.StatusCode.ERROR, result.error[:200]))
+        is_redirect = status is not None and 300 <= status < 400  # whose words are a URL
+        why = "" if is_redirect else result.error[:200]
+        span.set_status(trace.Status(trace.StatusCode.ERROR, why))
 
 
 def _unharmed(tell: Callable[[], Any]) -> Any:

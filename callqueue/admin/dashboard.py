@@ -69,12 +69,13 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     if request.method == "POST":
         return rule_actions.act(request, admin)
     seen, order = look(using()), request.GET.get("o", "")
-    now, told = seen.time, [(one, note_url(one)) for one in notes(seen)]
+    now, sees_holds = seen.time, may_see_holds(request)
+    told = [(one, note_url(one)) for one in notes(seen, tells_who=sees_holds)]
     context = {
         "troubles": [one for one in told if one[0].kind != WELL],
         "said": [one for one in told if one[0].kind == WELL],
         "columns": [_column(name, order) for name in COLUMNS],
-        "rows": [_row(seen, rule, may_see_holds(request)) for rule in _sorted(seen, order)],
+        "rows": [_row(seen, rule, sees_holds) for rule in _sorted(seen, order)],
         "waiting": words.count(sum(rule.waits.calls for rule in seen.rules)),
         "sent": words.count(sum(rule.recent.hour.sent for rule in seen.rules)),
         "as_of": words.clock_time(now, now),

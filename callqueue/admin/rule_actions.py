@@ -100,9 +100,14 @@ def _paused(asked: Mapping[str, str], until: datetime | None) -> str:
     return said % {"key": repr(asked["key"]), "end": end} + f"{why}."
 
 
-def _resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> str:
-    key = request.POST.get("key", "").strip()
-    count = control.resume(using(), rule, key=_key(key), restored="restored" in request.POST)
+def _resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
+    key, restored = request.POST.get("key", "").strip(), "restored" in request.POST
+    if "confirm" not in request.POST:
+        count = control.would_end(using(), rule, key=_key(key), restored=restored)
+        asked = {"key": key, "restored": restored, "ending": count, "shown": words.count(count)}
+        context = {"rule": rule, "back": rule_url(rule), **asked}
+        return admin.page(request, "confirm_resume.html", _("Resume %s?") % rule, context)
+    count = control.resume(using(), rule, key=_key(key), restored=restored)
     ended = ngettext("%d hold ended", "%d holds ended", count) % count
     said = _("Resumed key %(key)s; %(ended)s.") if key else _("Resumed; %(ended)s.")
     said = said % {"key": repr(key), "ended": ended}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from callqueue import conf, events, tables, texts
@@ -43,17 +43,28 @@ def pause(
 def resume(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
-    """End the holds on a rule, whoever laid them, those on its keys too; or those on one key. The
-    count.
+    """End the holds on a rule, whoever laid them, those on its keys too; or those on one key,
+    of which a provider may have held one name alone. The count.
 
     The hold that keeps a provider safe after the database went back in time ends only where
     `restored` says so: see `kept_after_restore`.
     """
     conf.current().rule(rule)
     text = check_key(key)
-    if text:
-        return holds.lift(using, rule, "key", text)
-    return holds.lift(using, rule, but=() if restored else ("restored",))
+    return holds.lift(using, rule, text, but=_kept(text, restored=restored))
+
+
+def would_end(
+    using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
+) -> int:
+    """How many holds `resume` would end now."""
+    conf.current().rule(rule)
+    text = check_key(key)
+    return holds.count(using, rule, text, but=_kept(text, restored=restored))
+
+
+def _kept(key: str, *, restored: bool) -> Sequence[str]:
+    return () if key or restored else ("restored",)
 
 
 def kept_after_restore(using: str, rule: str) -> datetime | None:

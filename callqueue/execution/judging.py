@@ -22,7 +22,7 @@ from callqueue.clocks import Mono
 from callqueue.execution import claim, starvation
 from callqueue.execution.wire import Answer
 from callqueue.handlers import IDEMPOTENT
-from callqueue.limits.budgets import key_part
+from callqueue.limits.budgets import key_part, most_of
 from callqueue.limits.rules import backoff
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.redaction import redact_url
@@ -93,7 +93,7 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
 
 def _of_response(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
     result = _classified(job, response, cut_note, now)
-    result.cost = _cost_by_hook(job, response)
+    result.cost = _cost_by_hook(job, response, cut_note)
     return result
 
 
@@ -179,15 +179,17 @@ def _scope(job: Job, scope: str | None) -> tuple[str, str]:
     return ("queue", job.attempt.queue) if "queue" in pers else ("rule", "")
 
 
-def _cost_by_hook(job: Job, response: Any) -> Any:
+def _cost_by_hook(job: Job, response: Any, cut_note: str) -> Any:
+    """What it cost after all; where not all of its body came, no less than it was charged."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
         cost = claim.imported(settle)(response)
-        return None if cost is None else check_cost(cost)
+        cost = None if cost is None else check_cost(cost)
+        return most_of(cost, job.attempt.cost) if cut_note and cost is not None else cost
     except BaseException as error:
         why = f"settle failed: {type(error).__name__}"
-        events.emit("attempt_failed", call_id=job.call.id, reason=why)
+        events.emit("attempt_failed", **job.facts, reason=why)
         return None
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from callqueue import broker, conf, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 from callqueue.ledger import ready_calls, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction, untimed
-from callqueue.limits.budgets import Book, key_part
+from callqueue.limits.budgets import Book, scopes_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class InForce:
         return float("inf") if self.until is None else self.until.timestamp()
 
     def is_on_key(self, key: str) -> bool:
-        return self.per not in ("rule", "queue") and key_part(key, self.per) == self.value
+        return (self.per, self.value) in scopes_of(key)
 
 
 @dataclass(frozen=True)
@@ -99,28 +101,28 @@ def lay(
     replace: bool = False,
 ) -> bool:
     """Hold a scope of these rules; `lasts=None`: until it is lifted. True: the source did not hold
-    it.
+    it for one of them, and those are told of.
 
     A hold in force gets longer only; with `extend=False` it stays as it is; with `replace=True` it
     is as if it was laid now, and may get shorter.
     """
     scope = {"per": per, "value": value, "source": source}
 
-    def work(locked: Locked) -> tuple[bool, datetime | None]:
+    def work(locked: Locked) -> tuple[list[str], datetime | None]:
         rule_rows.forget_room(using, rule_rows.lock(using, rules))
         until = None if lasts is None else locked.now + lasts
         laid = [
-            _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
+            rule
             for rule in sorted(rules)
+            if _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
         ]
         if replace:
             ready_calls.wake_all(using, rules)
-        return any(laid), None if lasts is None else locked.wall + lasts
+        return laid, None if lasts is None else locked.wall + lasts
 
     laid, until = transaction(using, work)
-    if laid:
-        _announce(rules, scope, until, reason)
-    return laid
+    _announce(laid, scope, until, reason)
+    return bool(laid)
 
 
 def _announce(
@@ -159,23 +161,34 @@ def _lay(
     return False
 
 
+def count(using: str, rule: str, key: str = "", *, but: Sequence[str] = ()) -> int:
+    """How many holds `lift` would end."""
+    return _stored(using, rule, key, but).filter(_NOW).count()
+
+
+_NOW = Q(until__isnull=True) | Q(until__gt=LedgerNow())
+
+
+def _stored(using: str, rule: str, key: str, but: Sequence[str]) -> QuerySet[tables.Hold]:
+    stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
+    if not key:
+        return stored
+    return stored.filter(reduce(or_, (Q(per=per, value=value) for per, value in scopes_of(key))))
+
+
 def lift(
     using: str,
     rule: str,
-    per: str | None = None,
-    value: str = "",
+    key: str = "",
     *,
     but: Sequence[str] = (),
 ) -> int:
-    """Lift the rule's holds, or one scope's, but for some sources'; how many were in force."""
-    stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
-    if per is not None:
-        stored = stored.filter(per=per, value=value)
+    """Lift the rule's holds, or those on one key, but for some sources'; how many were in force."""
+    stored = _stored(using, rule, key, but)
 
     def work() -> int:
         ready_calls.wake_all(using, [rule])
-        now = Q(until__isnull=True) | Q(until__gt=LedgerNow())
-        count = stored.filter(now).count()
+        count = stored.filter(_NOW).count()
         stored.delete()
         return count
 

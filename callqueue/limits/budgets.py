@@ -169,6 +169,12 @@ def costs_more(cost: Cost, charged: Cost) -> bool:
     return any(cost_of(cost, unit) > cost_of(charged, unit) for unit in units)
 
 
+def most_of(cost: Cost, charged: Cost) -> Cost:
+    """Of each unit the larger."""
+    units = {"calls"}.union(*(one for one in (cost, charged) if isinstance(one, Mapping)))
+    return {unit: max(cost_of(cost, unit), cost_of(charged, unit)) for unit in sorted(units)}
+
+
 @lru_cache(maxsize=16384)
 def key_part(key: str, per: str) -> str:
     """The value that `per` picks from a call's key text; "" where the key has no such part.
@@ -192,6 +198,14 @@ def key_parts(key: str) -> Mapping[str, str]:
     except (ValueError, RecursionError):
         return {}
     return parts if isinstance(parts, dict) else {}
+
+
+@lru_cache(maxsize=16384)
+def scopes_of(key: str) -> frozenset[tuple[str, str]]:
+    """What a hold on this key may be laid on, as its `per` and value: the whole, or a part."""
+    parts = {(name, value) for name, value in key_parts(key).items() if isinstance(value, str)}
+    whole = {("key", key)} if key else set()
+    return frozenset(whole | {part for part in parts if part[0] not in ("rule", "queue")})
 
 
 def groups_of(rules: Iterable[str], shares: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from callqueue.clocks import Us
 from callqueue.database import from_us, to_us
 from callqueue.history.sums import Recent
-from callqueue.limits.budgets import Book, key_part
+from callqueue.limits.budgets import Book, scopes_of
 from callqueue.limits.in_force import Difference
 from callqueue.limits.kinds import SECOND
 from callqueue.limits.rules import Rule
@@ -50,7 +50,7 @@ class HoldLook:
         return self.per not in ("rule", "queue")
 
     def is_on_key(self, key: str | None) -> bool:
-        return self.is_on_keys and key is not None and key_part(key, self.per) == self.value
+        return (self.per, self.value) in scopes_of(key or "")
 
     def seconds(self, wall: Us) -> float:
         """Seconds until it ends, by what the clock shows; infinite where it does not by itself."""

@@ -43,15 +43,16 @@ class Note:
     rule: str = ""
 
 
-def notes(look: Look) -> list[Note]:
+def notes(look: Look, *, tells_who: bool = True) -> list[Note]:
+    """`tells_who`: whether the reader may know who holds a rule; that it is held, all may."""
     order = (BAD, ODD, WELL)
-    return sorted(_notes(look), key=lambda note: order.index(note.kind))
+    return sorted(_notes(look, tells_who), key=lambda note: order.index(note.kind))
 
 
-def _notes(look: Look) -> Iterator[Note]:
+def _notes(look: Look, tells_who: bool) -> Iterator[Note]:
     yield _dispensers(look)
     yield from _stalls(look)
-    yield from _troubles(look)
+    yield from _troubles(look, tells_who)
     yield from _limits(look)
     yield from _failures(look)
     if count := len(look.differences):
@@ -117,11 +118,11 @@ def _stalls(look: Look) -> Iterator[Note]:
     yield Note(BAD, "workers", text % values, rules[0])
 
 
-def _troubles(look: Look) -> Iterator[Note]:
+def _troubles(look: Look, tells_who: bool) -> Iterator[Note]:
     for trouble, sentence in TROUBLES.items():
         if ill := [rule for rule in look.rules if trouble in rule.troubles]:
             is_long = trouble == "held"
-            said = [_held(rule) if is_long else rule.name for rule in ill]
+            said = [_held(rule, tells_who) if is_long else rule.name for rule in ill]
             listed = words.names(said, between="; " if is_long else ", ")
             values = {"count": len(ill), "names": listed}
             yield Note(BAD, trouble, sentence % values, ill[0].name)
@@ -137,14 +138,17 @@ def _troubles(look: Look) -> Iterator[Note]:
         yield Note(ODD, "growing", _("The backlog grows: %s.") % listed, growing[0].name)
 
 
-def _held(rule: RuleLook) -> str:
+def _held(rule: RuleLook, tells_who: bool) -> str:
+    count = words.count(rule.waits.calls)
+    if not tells_who:
+        return _("%(rule)s, %(count)s waiting") % {"rule": rule.name, "count": count}
     who = {
         "breaker": _("by its breaker"),
         "operator": _("by an operator"),
         "provider": _("by the provider"),
         "restored": _("since the database was restored"),
     }.get(rule.hold.source if rule.hold else "", "")
-    values = {"rule": rule.name, "who": who, "count": words.count(rule.waits.calls)}
+    values = {"rule": rule.name, "who": who, "count": count}
     return _("%(rule)s %(who)s, %(count)s waiting") % values
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.db.models import Q
+
 from callqueue import clocks, conf, database, tables
 from callqueue.clocks import Us
 from callqueue.database import (
@@ -23,7 +25,7 @@ from callqueue.history import sums
 from callqueue.ledger import ledger_time, settings
 from callqueue.ledger.ready_calls import READY, WAITING
 from callqueue.ledger.tallies import is_tallied
-from callqueue.limits.budgets import Book, Cost, cost_of, key_parts
+from callqueue.limits.budgets import Book, Cost, cost_of, scopes_of
 from callqueue.limits.in_force import Difference
 from callqueue.limits.kinds import SECOND
 from callqueue.look import alive, attempts, estimate, limits, waiting
@@ -33,7 +35,7 @@ from callqueue.look.limits import LimitLook
 from callqueue.look.model import FOREVER, HoldLook, Look, RuleLook, explains_pace
 from callqueue.look.waiting import Waiting
 
-HOLDS = 5  # on keys or queues that a rule shows
+HOLDS = 5  # on keys that a rule shows of each `per`
 SAMPLE, SAMPLED = 100, 4000  # waiting calls whose mean cost is taken: of a rule, and of all
 
 
@@ -259,52 +261,75 @@ def _holds(
     """The holds by rule; of those on keys a few, the last to end first, and what all come to."""
     held: dict[str, list[HoldLook]] = {}
     on_keys: dict[str, _KeysHeld] = {}
-    at, values = (
-        as_parameter(using, from_us(now)),
-        sorted({key or "", *key_parts(key or "").values()}),
-    )
-    for rule, per, value, until, reason, source, count, calls, is_endless in rows(
-        using, _holds_sql(using, values), [at, *values, at]
-    ):
-        ends = None if until is None else instant_us(until)
-        if per:
-            instant = None if ends is None else from_us(ends + moved)
-            held.setdefault(rule, []).append(HoldLook(rule, per, value, instant, reason, source))
-        else:
-            seconds = FOREVER if is_endless else 0.0 if ends is None else (ends - now) / SECOND
+    at, values = as_parameter(using, from_us(now)), sorted({v for _, v in scopes_of(key or "")})
+    found = rows(using, _shown_holds(using, values), [at, *values])
+    for rule, per, value, until, reason, source in found:
+        instant = None if until is None else from_us(instant_us(until) + moved)
+        held.setdefault(rule, []).append(HoldLook(rule, per, value, instant, reason, source))
+    if pers := sorted({one.per for listed in held.values() for one in listed if one.is_on_keys}):
+        sql, params = _holds_on_keys(using, pers)
+        for rule, count, calls, until, is_endless in rows(using, sql, [*params, at]):
+            ends = now if until is None else instant_us(until)
+            seconds = FOREVER if is_endless else (ends - now) / SECOND
             on_keys[rule] = _KeysHeld(int(count), int(calls or 0), seconds)
     return held, on_keys
 
 
-def _holds_sql(using: str, values: Sequence[str]) -> str:
-    """A row for each hold that is shown, and one for those on keys of each rule."""
+def _shown_holds(using: str, values: Sequence[str]) -> str:
+    """Those on rules and queues, and some of each `per` of keys: on these values, and the last to
+    end.
+    """
+    value, until = quoted(using, "value"), quoted(using, "until")
+    place = (
+        f"ROW_NUMBER() OVER (PARTITION BY rule, per ORDER BY "
+        f"CASE WHEN {until} IS NULL THEN 0 ELSE 1 END, {until} DESC, id)"
+    )
+    asked = f" OR {value} IN ({places(values)})" if values else ""
+    return (
+        f"SELECT rule, per, {value}, {until}, reason, source FROM ("
+        f"SELECT rule, per, {value}, {until}, reason, source, {place} AS place "
+        f"FROM {tables.name(using, 'Hold')} WHERE {until} IS NULL OR {until} > %s) AS shown "
+        f"WHERE per IN ('rule', 'queue') OR place <= {HOLDS}{asked} ORDER BY rule, place"
+    )
+
+
+def _holds_on_keys(using: str, pers: Sequence[str]) -> tuple[str, list[Any]]:
+    """A row for each rule: how many, what they keep back, and when the last of those ends."""
     holds = tables.name(using, "Hold")
     value, until, key = (quoted(using, name) for name in ("value", "until", "key"))
-    place = (
-        f"ROW_NUMBER() OVER (PARTITION BY rule, CASE WHEN per IN ('rule', 'queue') THEN 1 ELSE 0 "
-        f"END ORDER BY CASE WHEN {until} IS NULL THEN 0 ELSE 1 END, {until} DESC, id)"
-    )
-    shown = (
-        f"SELECT rule, per, {value}, {until}, reason, source, 0 AS held, 0 AS calls, place FROM ("
-        f"SELECT rule, per, {value}, {until}, reason, source, {place} AS place FROM {holds} "
-        f"WHERE {until} IS NULL OR {until} > %s) AS shown "
-        f"WHERE per IN ('rule', 'queue') OR place <= {HOLDS} OR {value} IN ({places(values)})"
-    )
-    waiting_keys = (
-        f"SELECT rule, {key}, COUNT(*) AS calls FROM {tables.name(using, 'CallQueue')} "
-        f"WHERE {WAITING} AND ready AND {key} <> '' "
+    part = _part_sql(using)
+    scopes = [f"SELECT rule, 'key' AS per, {key} AS {value}, calls FROM waiting_keys"]
+    scopes += [f"SELECT rule, %s, {part}, calls FROM waiting_keys" for _ in pers]
+    sql = (
+        f"WITH waiting_keys AS (SELECT rule, {key}, COUNT(*) AS calls "
+        f"FROM {tables.name(using, 'CallQueue')} WHERE {WAITING} AND ready AND {key} <> '' "
         f"AND rule IN (SELECT rule FROM {holds} WHERE per NOT IN ('rule', 'queue')) "
-        f"GROUP BY rule, {key}"
-    )
-    of_keys = (
-        f"SELECT h.rule, '', '', MAX(CASE WHEN k.calls > 0 THEN h.{until} END), '', '', COUNT(*), "
-        f"SUM(k.calls), MAX(CASE WHEN k.calls > 0 AND h.{until} IS NULL THEN 1 ELSE 0 END) "
-        f"FROM {holds} h "
-        f"LEFT JOIN ({waiting_keys}) k ON k.rule = h.rule AND k.{key} = h.{value} "
+        f"GROUP BY rule, {key}) "
+        f"SELECT h.rule, COUNT(DISTINCT h.id), SUM(k.calls), "
+        f"MAX(CASE WHEN k.calls > 0 THEN h.{until} END), "
+        f"MAX(CASE WHEN k.calls > 0 AND h.{until} IS NULL THEN 1 ELSE 0 END) "
+        f"FROM {holds} h LEFT JOIN ({' UNION ALL '.join(scopes)}) k "
+        f"ON k.rule = h.rule AND k.per = h.per AND k.{value} = h.{value} "
         f"WHERE h.per NOT IN ('rule', 'queue') AND (h.{until} IS NULL OR h.{until} > %s) "
         "GROUP BY h.rule"
     )
-    return f"{shown} UNION ALL {of_keys} ORDER BY 1, 9"
+    return sql, [param for per in pers for param in (per, *_part_params(per))]
+
+
+def _part_sql(using: str) -> str:
+    """The part of a key as its text has it, for the `_part_params` of its name; "" without one."""
+    key, position = quoted(using, "key"), database.dialect(using).position
+    begins = f"{position}({key}, %s)"
+    rest = f"substr({key}, {begins} + %s)"
+    return (
+        f"CASE WHEN substr({key}, 1, 1) <> '{{' OR {begins} = 0 THEN '' "
+        f"ELSE substr({rest}, 1, {position}({rest}, '\"') - 1) END"
+    )
+
+
+def _part_params(per: str) -> list[Any]:
+    mark = f'{json.dumps(per, ensure_ascii=False)}:"'
+    return [mark, mark, len(mark), mark, len(mark)]
 
 
 # --- what waits
@@ -346,23 +371,14 @@ def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
         for budget in known.book.budgets[name]
         if budget.limit.is_keyed and budget.limit.per != "key"
     ]
-    key, position = quoted(known.using, "key"), database.dialect(known.using).position
-    begins = f"{position}({key}, %s)"
-    rest = f"substr({key}, {begins} + %s)"
-    value = (
-        f"CASE WHEN substr({key}, 1, 1) <> '{{' OR {begins} = 0 THEN '' "
-        f"ELSE substr({rest}, 1, {position}({rest}, '\"') - 1) END"
-    )
     spread = (
         "SELECT %s, %s, calls, COUNT(*) FROM (SELECT part, COUNT(*) AS calls FROM ("
-        f"SELECT {value} AS part FROM {tables.name(known.using, 'CallQueue')} "
+        f"SELECT {_part_sql(known.using)} AS part FROM {tables.name(known.using, 'CallQueue')} "
         f"WHERE {READY}) AS parts GROUP BY part) AS spread GROUP BY calls"
     )
     selects = []
     for name, per in sorted(set(wanted)):
-        mark = f'{json.dumps(per, ensure_ascii=False)}:"'
-        params = name, per, mark, mark, len(mark), mark, len(mark), name
-        selects.append((spread, params))
+        selects.append((spread, (name, per, *_part_params(per), name)))
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for name, per, calls, values in of_each(known.using, selects):
         found.setdefault((name, per), []).append((int(calls), int(values)))
@@ -373,21 +389,19 @@ def largest_keys(
     using: str, rule: str, most: int, now: Us
 ) -> tuple[list[tuple[str, int, bool]], int]:
     """The keys with most calls ready, how many, whether held; and the count of all keys."""
-    key, value, until = (quoted(using, name) for name in ("key", "value", "until"))
-    held = (
-        f"SELECT 1 FROM {tables.name(using, 'Hold')} h WHERE h.rule = %s "
-        f"AND h.{value} = largest.{key} AND h.per NOT IN ('rule', 'queue') "
-        f"AND (h.{until} IS NULL OR h.{until} > %s)"
-    )
+    key = quoted(using, "key")
     of_keys = (
         f"SELECT {key}, COUNT(*) AS calls FROM {tables.name(using, 'CallQueue')} "
         f"WHERE {READY} AND {key} <> '' GROUP BY {key}"
     )
     sql = (
-        f"SELECT {key}, calls, keys_count, CASE WHEN EXISTS ({held}) THEN 1 ELSE 0 END "
-        f"FROM (SELECT {key}, calls, COUNT(*) OVER () AS keys_count FROM ({of_keys}) AS of_keys "
-        f"ORDER BY calls DESC, {key} LIMIT {most}) AS largest ORDER BY calls DESC, {key}"
+        f"SELECT {key}, calls, COUNT(*) OVER () AS keys_count FROM ({of_keys}) AS of_keys "
+        f"ORDER BY calls DESC, {key} LIMIT {most}"
     )
-    found = rows(using, sql, [rule, as_parameter(using, from_us(now)), rule])
-    listed = [(text, int(calls), bool(is_held)) for text, calls, _, is_held in found]
+    found = rows(using, sql, [rule])
+    values = sorted({value for text, *_ in found for _, value in scopes_of(text)})
+    held = tables.holds(using).filter(rule=rule, value__in=values)
+    held = held.filter(Q(until__isnull=True) | Q(until__gt=from_us(now)))
+    scopes = set(held.values_list("per", "value"))
+    listed = [(key, int(calls), not scopes.isdisjoint(scopes_of(key))) for key, calls, _ in found]
     return listed, int(found[0][2]) if found else 0

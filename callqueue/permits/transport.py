@@ -33,12 +33,14 @@ def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False)
     return scrubbed(judging.of_answer(permit.job, answer), ())
 
 
-def as_response(status: int, headers: Any, body: bytes, url: str) -> requests.Response:
-    """An answer as `classify` and `settle` know it; `body`: as much as is known of it."""
-    response = requests.Response()
+def as_response(status: int, headers: Any, body: bytes | None, url: str) -> Any:
+    """An answer as `classify` and `settle` know it; `body`: as much as is known of it, None where
+    it is not: to read it raises.
+    """
+    response: Any = requests.Response()
     response.status_code, response.url = status, url
     response.headers = CaseInsensitiveDict(headers)
-    response._content = body
+    response._content, response._content_consumed = False if body is None else body, True
     return response
 
 
@@ -93,7 +95,7 @@ class PermitAdapter(HTTPAdapter):
         try:
             told = response = super().send(request, stream=stream, **how)
             if stream:
-                told = as_response(response.status_code, response.headers, b"", url)
+                told = as_response(response.status_code, response.headers, None, url)
             else:
                 _ = response.content
         except BaseException as error:

@@ -249,6 +249,8 @@ def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
     assert "the vendor moves house" in text(browser, "div.cq-hold")
     assert Hold.objects.get().reason == "the vendor moves house"
     press(browser, "Resume", within=".cq-forms")
+    wait(lambda: "1 hold would end" in text(browser, ".cq-confirm"))
+    press(browser, "Yes, resume it")
     wait(lambda: "1 hold ended" in messages(browser))
     assert not every(browser, "div.cq-hold")
     find(browser, "input[name=rate]").send_keys("200/h")

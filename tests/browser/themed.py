@@ -91,4 +91,6 @@ def test_a_rule_is_watched_paused_and_resumed(
     assert "rgba(0, 0, 0, 0)" not in colours
     assert colours[0] != colours[1]
     press(browser, "Resume", within=".cq-forms")
+    wait(lambda: every(browser, ".cq-confirm"))
+    press(browser, "Yes, resume it")
     wait(lambda: not Hold.objects.filter(rule="chat").exists())

@@ -182,6 +182,18 @@ def test_a_failed_attempt_is_a_failed_span_and_the_next_one_another(
     assert first.links == []
 
 
+def test_a_span_does_not_say_where_a_redirect_leads(
+    rules: Rules, remote: Vendor, recorder: Recorder
+) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = (302, {"Location": "https://elsewhere.example/who?token=1"}, b"")
+    send("r")
+    run()
+    (span,) = recorder.spans
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert "elsewhere" not in f"{span.status.description} {span.attributes}"
+
+
 def test_a_trace_context_that_is_none_makes_no_link(
     rules: Rules, remote: Vendor, recorder: Recorder
 ) -> None:

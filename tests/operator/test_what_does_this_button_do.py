@@ -63,7 +63,10 @@ def test_resuming_ends_what_holds(rules: Rules, ask: Ask) -> None:
     send("r", 2)
     ask.post(do="pause", rule="r", how="resumed", confirm="yes")
     assert Hold.objects.get().until is None
-    assert "1 hold ended" in plain(ask.post(do="resume", rule="r"))
+    asked = plain(ask.post(do="resume", rule="r"))
+    assert "Resume r?" in asked and "1 hold would end" in asked
+    assert Hold.objects.exists()
+    assert "1 hold ended" in plain(ask.post(do="resume", rule="r", confirm="yes"))
     dispenser(rules=["nothing"])
     assert ask.status("r")["state"] == "ok"
     assert waiting("r")[0].forecast().release_at is not None

@@ -38,6 +38,7 @@ FORMS = (
     {"do": "pause", "for": "10m", "confirm": "yes"},
     {"do": "pause", "how": "resumed", "confirm": "yes"},
     {"do": "resume"},
+    {"do": "resume", "confirm": "yes"},
     {"do": "limit", "limit": "?"},
     {"do": "limit", "limit": "r#0", "rate": "1/m"},
 )

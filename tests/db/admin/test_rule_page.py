@@ -20,6 +20,7 @@ from callqueue.admin.rule_actions import rule_url
 from callqueue.history import errors, sums
 from callqueue.history.sums import DAY_S
 from callqueue.ledger import ledger_time
+from callqueue.look import look
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, SettingsState
 from tests.db.admin.staff import (
@@ -164,6 +165,20 @@ def test_keys_are_counted_exactly_and_held_ones_marked_however_many(
     Hold.objects.bulk_create([Hold(rule="held", per="key", value=name) for name in names])
     marked = {key: is_held for key, _, _, is_held in page(root, "held").context["keys"]}
     assert marked == {"free": False} | dict.fromkeys(names, True)
+
+
+def test_a_key_is_marked_as_held_by_a_hold_on_one_of_its_names(rules: Rules, root: Client) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/m", per="channel")]))
+    of_c9 = ['{"channel":"C9"}', '{"channel":"C9","of":"T1"}']
+    CallQueue.objects.bulk_create(
+        CallQueue(rule="r", key=key, ready=True, call_data={})
+        for key in (*of_c9, '{"channel":"C8","of":"C9"}', "C9")
+    )
+    Hold.objects.create(rule="r", per="channel", value="C9")
+    marked = {key: is_held for key, _, _, is_held in page(root, "r").context["keys"]}
+    assert {key for key, is_held in marked.items() if is_held} == set(of_c9)
+    assert len(marked) == 4
+    assert look("default").rule("r").kept_calls == 2
 
 
 def test_a_group_of_thousands_is_requeued_as_one(rules: Rules, root: Client) -> None:
@@ -341,10 +356,12 @@ def test_the_hold_after_a_restored_backup_is_ended_on_purpose(rules: Rules, root
     recovery.hold_everything("default")
     assert 'name="restored"' in text_of(root.get(page))
     assert "1 hold ended. It is still held after a restored backup, until 2" in act(
-        root, do="resume", rule="pay"
+        root, do="resume", rule="pay", confirm="yes"
     )
     assert Hold.objects.get(rule="pay").source == "restored"
-    assert "Resumed; 1 hold ended." in act(root, do="resume", rule="pay", restored="yes")
+    restored = {"do": "resume", "rule": "pay", "restored": "yes"}
+    assert 'name="restored"' in act(root, **restored)
+    assert "Resumed; 1 hold ended." in act(root, **restored, confirm="yes")
     assert not Hold.objects.filter(rule="pay").exists()
 
 
@@ -353,7 +370,7 @@ def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_h
 ) -> None:
     rules(pay=Rule(limits=[SlidingWindow("100/h", per="key")]))
     call, other = send("pay", key="tenant-1"), send("pay")
-    Hold.objects.create(rule="pay", reason="why-of-rule")
+    Hold.objects.create(rule="pay", reason="why-of-rule", source="operator")
     Hold.objects.create(rule="pay", per="key", value="tenant-1", reason="why-of-key")
     soon = ledger_time.now("default") + timedelta(hours=1)
     Hold.objects.create(rule="pay", per="key", value="tenant-gone", reason="why-gone", until=soon)
@@ -362,13 +379,14 @@ def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_h
     act(root, **pause, key="tenant-2", reason="why-of-form")
     pages = [page_of(call), page_of(other), reverse(DASHBOARD), rule_url("pay")]
     told = "".join(text_of(root.get(page)) for page in pages)
-    keys = {"tenant-gone", "tenant-2"}
-    for hidden in {"why-of-rule", "why-of-key", "why-gone", "why-of-form", *keys}:
+    keys, by = {"tenant-gone", "tenant-2"}, "by an operator"
+    for hidden in {"why-of-rule", "why-of-key", "why-gone", "why-of-form", by, *keys}:
         assert hidden in told
     viewer = log_in("view_callqueue", "control_rule")
     told = "".join(text_of(viewer.get(page)) for page in pages)
     assert "until it is resumed" in told, "that a rule is held is no secret"
-    assert not [hidden for hidden in {"why-", *keys} if hidden in told]
+    assert not [hidden for hidden in {"why-", by, *keys} if hidden in told]
+    assert "1 rule held (pay, 2 waiting)." in told
     history = "What was done"
     assert history in text_of(root.get(rule_url("pay")))
     assert history not in text_of(viewer.get(rule_url("pay")))

@@ -47,6 +47,31 @@ def test_one_key_is_paused_and_the_others_go_on() -> None:
     assert release() == [held]
 
 
+@pytest.mark.parametrize("name", ["key", "channel"])
+def test_a_key_of_several_names_is_paused_as_a_whole(name: str) -> None:
+    """Though a limit that is `per="key"` goes by its part of that name alone."""
+    held, free = send("r", key={name: "A", "part": "X"}), send("r", key={name: "A", "part": "Y"})
+    control.pause("default", "r", key={name: "A", "part": "X"})
+    assert release() == [free]
+    assert control.resume("default", "r", key={name: "A", "part": "Y"}) == 0
+    assert control.resume("default", "r", key={name: "A", "part": "X"}) == 1
+    assert release() == [held]
+
+
+@pytest.mark.parametrize("key", [{"channel": "C9"}, {"workspace": "T1", "channel": "C9"}])
+def test_a_key_is_resumed_from_what_a_provider_laid_on_one_of_its_names(
+    key: dict[str, str],
+) -> None:
+    lasts = timedelta(minutes=5)
+    holds.lay("default", ["r"], "channel", "C9", lasts, "Retry-After", source="provider")
+    sent = send("r", key={"workspace": "T1", "channel": "C9"})
+    assert release() == []
+    assert control.resume("default", "r", key="C9") == 0
+    assert control.resume("default", "r", key={"workspace": "C9", "channel": "C8"}) == 0
+    assert control.resume("default", "r", key=key) == 1
+    assert release() == [sent]
+
+
 def test_a_pause_takes_the_place_of_an_earlier_one_may_be_shorter_and_ends_by_itself() -> None:
     run("pause", "r")
     ran = run("pause", "r", "--for", "10m", "--reason", "less")
@@ -142,6 +167,17 @@ def test_many_calls_go_in_batches_with_word_of_how_far_they_are(
     progress = Mock()
     assert bulk.requeue("default", bulk.Pick((Status.FAILED,)), progress=progress) == 7
     assert progress.call_args_list == [call(3, 7), call(6, 7), call(7, 7)]
+
+
+def test_a_hold_is_told_of_the_rules_that_were_free_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A provider's is on all rules of a limit, of which one was resumed."""
+    lasts = timedelta(minutes=5)
+    holds.lay("default", ["r", "other"], "rule", "", lasts, "429", source="provider")
+    control.resume("default", "r")
+    caplog.clear()
+    holds.lay("default", ["r", "other"], "rule", "", lasts, "429", source="provider")
+    (told,) = caplog.messages
+    assert told.startswith("rule_held rule=r ")
 
 
 @pytest.mark.parametrize(

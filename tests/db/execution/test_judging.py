@@ -79,6 +79,35 @@ def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
     assert fresh(same).status in (Status.NEW, Status.DONE, Status.ERROR)
 
 
+@pytest.mark.parametrize(
+    ("settled", "charged"),
+    [
+        ({"calls": 0, "tokens": 3}, {"calls": 1, "tokens": 90}),
+        ({"calls": 2, "tokens": 3}, {"calls": 2, "tokens": 90}),
+        (None, {"tokens": 90}),
+    ],
+)
+def test_what_is_counted_in_a_body_that_was_cut_makes_no_room(
+    rules: Rules, remote: Vendor, settled: Any, charged: dict[str, int]
+) -> None:
+    rules(r=Rule(settle=lambda _: settled))
+    remote.answers["/"] = CUT
+    call = send("r", cost={"tokens": 90})
+    run()
+    assert fresh(call).attempts.get().cost == charged
+
+
+def test_a_settle_that_raises_is_told_with_its_call(
+    rules: Rules, remote: Vendor, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules(r=Rule(settle=lambda answer: answer.json()["usage"]))
+    call = send("r")
+    with caplog.at_level("INFO", logger="callqueue"):
+        run()
+    (told,) = (text for text in caplog.messages if text.startswith("attempt_failed"))
+    assert told.startswith(f"attempt_failed call_id={call.pk} rule=r attempt=1 reason=")
+
+
 NOT_TO_COME = [0, -5, timedelta(0), timedelta(days=-900), None, datetime(1, 1, 1), timezone.now()]
 NEVER = [10**400, float("inf"), timedelta.max, datetime(9999, 12, 31), datetime.max]
 

@@ -12,7 +12,7 @@ import pytest
 
 from callqueue import Concurrency, Forecast, Rule, SlidingWindow, database, forecast
 from callqueue.history import sums
-from callqueue.ledger import ledger_time
+from callqueue.ledger import holds, ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.testing import run_callqueue, travel
@@ -67,6 +67,21 @@ def test_a_call_goes_by_the_queue_that_has_room_first(rules: Rules, remote: Vend
         went = ledger_time.to_wall("default", CallAttempt.objects.get(call=third).released_at)
         assert said is not None
         assert said - now == pytest.approx(went - now, abs=timedelta(seconds=2))
+
+
+def test_there_is_room_where_a_queue_that_is_free_of_holds_has_some(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule(queues=["one", "two"], limits=[SlidingWindow("1/m", per="queue")]))
+    lasts = timedelta(minutes=1)
+    holds.lay("default", ["r"], "queue", "one", lasts, "x", source="provider")
+    assert CallQueue.objects.under_threshold("r")
+    send("r")
+    run_callqueue()
+    assert not CallQueue.objects.under_threshold("r"), "two is used up"
+    holds.lay("default", ["r"], "queue", "two", lasts, "x", source="provider")
+    rules(r=Rule(queues=["one", "two"]))
+    assert not CallQueue.objects.under_threshold("r")
 
 
 @pytest.mark.parametrize(("rate", "window"), [("3000/40s", 40), ("3000/h", 3600)])

@@ -216,6 +216,31 @@ def test_a_stream_is_in_flight_until_it_is_read_or_closed(
     assert row.outcome == "succeeded" and row.response_status == 200
 
 
+@pytest.mark.parametrize("by", ["requests", "httpx"])
+@pytest.mark.parametrize("limit", [SlidingWindow("100/h", unit="tokens"), Concurrency(1)])
+def test_what_nobody_has_read_frees_no_charge(
+    rules: Rules, httpx: Any, stub: str, by: str, limit: Any
+) -> None:
+    """A `settle` that counts in the body; one that goes by headers is asked all the same."""
+    told: list[int] = []
+
+    def cost(response: requests.Response) -> dict[str, int]:
+        told.append(int(response.headers["Content-Length"]))
+        return {"tokens": len(response.content)}
+
+    rules(r=Rule(hosts=["127.0.0.1"], limits=[limit], settle=cost))
+    if by == "requests":
+        with requests.Session() as session:
+            session.mount("http://", callqueue.PermitAdapter(cost={"tokens": 90}))
+            assert len(session.get(stub + "/200", stream=True).content) == 12
+    else:
+        client = httpx.Client(transport=callqueue.PermitTransport(cost={"tokens": 90}))
+        with client, client.stream("GET", stub + "/200"):
+            pass
+    row = CallAttempt.objects.get()
+    assert (row.outcome, row.cost["tokens"], told) == ("succeeded", 90, [12])
+
+
 MOST = 5000
 ENCODINGS = {"plain": lambda body: body, "gzip": gzip.compress}
 
