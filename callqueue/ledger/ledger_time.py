@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, DateTimeField, F, Value, When
+from django.db.models import Case, DateTimeField, DurationField, ExpressionWrapper, F, Value, When
+from django.db.models.lookups import GreaterThan
 
 from callqueue import clocks, database, events, states, tables
 from callqueue.clocks import ClockEstimate, Mono, Reading, Us
@@ -238,6 +239,8 @@ class Watch:
             ensure_rows(self.using)  # it may be the very first
             own.update(moved=F("moved") + AGREED)
         self.look()
+        if not self._suspicious:
+            _end_what_is_ahead(self.using, from_us(self.last.at))
 
     @property
     def is_agreed(self) -> bool:
@@ -273,7 +276,7 @@ class Watch:
                 jump = Jump.between(last, reading, by)
                 reading = set_back(self.using, reading, by)
                 if by == AGREED:
-                    _bring_to_now(self.using, from_us(reading.at))
+                    _end_what_is_ahead(self.using, from_us(reading.at))
                 else:
                     mend(self.using, jump, reading)
         if by and by != AGREED:
@@ -411,6 +414,29 @@ def _bring_to_now(using: str, now: datetime) -> None:
     rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
     sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
     rows.update(finished_at=now, sent_at=sent_at)
+
+
+def _end_what_is_ahead(using: str, now: datetime) -> None:
+    """Where ledger time stays late after the clock was set back: charges end now, and leases and
+    holds last from now on, for as long as they were to. Each once, whoever else does this too.
+    """
+    _bring_to_now(using, now)
+    for rows, began, ends in (
+        (tables.attempts(using).open(), "started_at", "lease_until"),
+        (tables.holds(using), "began_at", "until"),
+    ):
+        changed = {ends: F(ends) - _ahead(began, now), began: now}  # MySQL goes by this order
+        rows.filter(**{f"{began}__gt": now}).update(**changed)
+    # A release stays when it was: one whose lease ends before it was seen to already.
+    unbegun = tables.attempts(using).open().filter(started_at=None, released_at__gt=now)
+    lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
+    longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
+    longer = longer.filter(GreaterThan(_ahead("released_at", now), lasts))
+    longer.update(lease_until=F("lease_until") - _ahead("released_at", now))
+
+
+def _ahead(name: str, now: datetime) -> Any:
+    return ExpressionWrapper(F(name) - Value(now, DateTimeField()), DurationField())
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:

@@ -477,6 +477,33 @@ def test_who_came_before_others_dealt_with_a_jump_takes_over_what_they_say_of_it
     assert abs((two_clocks.ledger - true).total_seconds() - went_by) < 0.011
 
 
+def test_leases_and_holds_get_no_longer_where_ledger_time_stays_late(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """Somebody has agreed since the dispenser looked, so nobody makes up for a clock set back."""
+    for who in ("dispenser", "newcomer"):
+        others.be(who).look()
+        two_clocks.pass_by(2)
+        others.be(who).settle()
+    ids = [one.attempt_id for one in release("default", ["r"], batch=2).released]
+    assert len(begin("default", ids[:1])) == 1
+    attempts = CallAttempt.objects.filter(pk__in=ids).order_by("pk")
+    holds.lay("default", ["r"], "key", "k", timedelta(seconds=30), "", source="operator")
+    hold = Hold.objects.get()
+    lasted = [one.lease_until - two_clocks.ledger for one in attempts]
+    two_clocks.jump(-3600)
+    for who in ("dispenser", "newcomer", "last", "dispenser"):
+        others.be(who).look()
+        if who == "last":
+            two_clocks.pass_by(1)
+            others.be(who).settle()
+        now = two_clocks.ledger
+        for before, attempt in zip(lasted, attempts.all(), strict=True):
+            assert -1.1 < (attempt.lease_until - now - before).total_seconds() < 0.1
+        hold.refresh_from_db()
+        assert 28.9 < (hold.until - now).total_seconds() < 30.1
+
+
 def test_the_first_of_all_has_agreed_before_its_first_pass(
     two_clocks: Clocks, others: Others
 ) -> None:
