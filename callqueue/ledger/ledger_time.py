@@ -276,6 +276,7 @@ class Watch:
                 jump = Jump.between(last, reading, by)
                 reading = set_back(self.using, reading, by)
                 if by == AGREED:
+                    _bring_to_now(self.using, from_us(reading.at))
                     _end_what_is_ahead(self.using, from_us(reading.at))
                 else:
                     mend(self.using, jump, reading)
@@ -408,10 +409,10 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
         _bring_back(using, jump, reading)
 
 
-def _bring_to_now(using: str, now: datetime) -> None:
+def _bring_to_now(using: str, now: datetime, by: timedelta = timedelta(0)) -> None:
     # Ledger time may be late by what readings erred: charges that end in the future would stay.
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
-    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
+    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now + by)
     sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
     rows.update(finished_at=now, sent_at=sent_at)
 
@@ -419,16 +420,18 @@ def _bring_to_now(using: str, now: datetime) -> None:
 def _end_what_is_ahead(using: str, now: datetime) -> None:
     """Where ledger time stays late after the clock was set back: charges end now, and leases and
     holds last from now on, for as long as they were to. Each once, whoever else does this too.
+    What others write while this goes on is not ahead by as much.
     """
-    _bring_to_now(using, now)
+    ahead = now + MISSED * MICROSECOND
+    _bring_to_now(using, now, ahead - now)
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
     ):
         changed = {ends: F(ends) - _ahead(began, now), began: now}  # MySQL goes by this order
-        rows.filter(**{f"{began}__gt": now}).update(**changed)
+        rows.filter(**{f"{began}__gt": ahead}).update(**changed)
     # A release stays when it was: one whose lease ends before it was seen to already.
-    unbegun = tables.attempts(using).open().filter(started_at=None, released_at__gt=now)
+    unbegun = tables.attempts(using).open().filter(started_at=None, released_at__gt=ahead)
     lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
     longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
     longer = longer.filter(GreaterThan(_ahead("released_at", now), lasts))

@@ -87,7 +87,7 @@ class Sabotage(AppConfig):
         from callqueue.dispatch import chores, publisher, release_pass
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.execution import claim, flight, recorder, request
-        from callqueue.transitions import verbs
+        from callqueue.transitions import ends
 
         chores.HEARTBEAT = 1.0  # a test waits for signs of life
 
@@ -95,7 +95,7 @@ class Sabotage(AppConfig):
         _wrap("before-begin", claim, "take_begun")
         _wrap("before-socket", request.SlotGate, "wait")
         _wrap("before-record", recorder, "record")
-        _wrap("inside-record", verbs, "_is_out")  # the attempts are written
+        _wrap("inside-record", ends, "is_out")  # the attempts are written
         _wrap("after-record", recorder, "record")
         _wrap("inside-release", release_pass, "charge", after=True)
         _wrap("before-commit", maker, "take_off", after=True)  # its calls are being composed
