@@ -379,14 +379,14 @@ def test_a_sign_of_life_that_is_frozen_keeps_no_pass_waiting(
     one = new_waiter(key="k")
     assert isinstance(one.step(), float)
     assert KeyTurn.objects.exclude(blocked_on="").exists()
-    kept, inside, thaw = one._is_kept_alive, threading.Event(), threading.Event()
+    kept, inside, thaw = one._keep_alive, threading.Event(), threading.Event()
 
     def freeze(*given: Any) -> bool:
         inside.set()
         thaw.wait(30)
         return kept(*given)
 
-    monkeypatch.setattr(one, "_is_kept_alive", freeze)
+    monkeypatch.setattr(one, "_keep_alive", freeze)
     frozen, _ = in_a_thread(one._beat)
     try:
         assert inside.wait(30)

@@ -170,7 +170,7 @@ def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_
     if connection.vendor != "postgresql":
         pytest.skip("no other server ends what a silent client has begun")
     rules(r=LOOSE)
-    for module in (ledger_time, ready_calls):
+    for module in (ledger_time, rule_rows):
         monkeypatch.setattr(module, "SILENT", 1)
     release_pass.ensure_states("default", ["r"])
     control.pause("default", "r", key="k")

@@ -210,5 +210,5 @@ def test_where_it_is_not_installed_nothing_is_wrapped(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     bare = runpy.run_path(str(telemetry.__file__))
-    assert bare["current"]() is None
+    assert bare["traceparent"]() is None
     assert bare["traced"](run) is run
