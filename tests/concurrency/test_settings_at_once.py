@@ -192,8 +192,14 @@ def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_
             else:
                 holds.lift("default", "r")
 
-    for name in ("_lay", "LedgerNow"):
-        monkeypatch.setattr(holds, name, freeze)
+    def wake(*given: Any) -> None:
+        wake_all(*given)
+        if threading.current_thread() is not threading.main_thread():
+            freeze()
+
+    wake_all = ready_calls.wake_all
+    monkeypatch.setattr(ready_calls, "wake_all", wake)
+    monkeypatch.setattr(holds, "_lay", freeze)
     with at_work(frozen):
         try:
             assert inside.wait(60)
