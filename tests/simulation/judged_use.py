@@ -79,7 +79,14 @@ class Backlog:
 
 
 def complaints(world: World, backlog: Backlog) -> Iterable[str]:
-    """Of each call of the backlog that went too late, or not at all."""
+    """Of each call of the backlog that went too late, or not at all.
+
+    Not where an end was committed later than a tally of a second remembers: it stays in that, and
+    is much of so few.
+    """
+    limits = [one for rule in world.scene.rules for one in world.scene.limits(rule)]
+    if world.judge.is_belated and any(world.scene.tallies(one) for one in limits):
+        return
     counted = {
         request.token: request
         for request in world.provider.requests

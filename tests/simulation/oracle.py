@@ -77,6 +77,7 @@ class Judge:
     # by attempt: when its end was committed, and its tokens then; and of what was settled after it
     ended: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     calendar: int = 0  # microseconds that the database's clock shows at the beginning
+    is_belated: bool = False  # an end was committed long after it was written
     counted_twice: list[int] = field(default_factory=list)  # when a pass counted an attempt so
     unseen: list[int] = field(default_factory=list)  # when an end came as a pass had just begun
     hampered: set[Process] = field(default_factory=set)  # slow, frozen or cut off at some time

@@ -179,6 +179,7 @@ class Statements:
             self._judge_open()
         if has_ended and not is_undone:
             self._ended_at = now
+            world.judge.is_belated |= now - began > MICRO // 2
         if has_ended and not is_undone and world.scene.overspends:
             ended = "SELECT id, cost FROM callqueue_callattempt WHERE finished_at IS NOT NULL"
             found = world.stage.server.ask(ended)
