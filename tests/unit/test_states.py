@@ -17,8 +17,13 @@ WRITERS = {
     "status": {"transitions/verbs.py"},
     # The end of an attempt: who made its call hands the columns to transitions.
     "finished_at": {"transitions/verbs.py", "execution/recorder.py", "ledger/ledger_time.py"},
-    # A release gives a lease, and whoever begins gives the next.
-    "lease_until": {"dispatch/release_pass.py", "execution/claim.py", "transitions/verbs.py"},
+    # A release gives a lease, whoever begins gives the next, and a clock set back shortens it.
+    "lease_until": {
+        "dispatch/release_pass.py",
+        "execution/claim.py",
+        "ledger/ledger_time.py",
+        "transitions/verbs.py",
+    },
     # What an attempt was charged, where it costs something else; tallies forget it once they know.
     "charged": {
         "transitions/verbs.py",
