@@ -90,8 +90,10 @@ class KeysInTurn:
             memo.in_turn = self.in_turn
             ready_calls.wake_all(self.using, self.account.rules)
         else:
+            keyed = [one.limit.window_us for one in self.account.budgets if one.limit.is_keyed]
+            latest = self.account.until + max(keyed, default=0) + 2 * ready_calls.LIFTED
             ready_calls.wake(
-                self.using, self.account.rules, self.account.until, _freed(self.account)
+                self.using, self.account.rules, self.account.until, latest, _freed(self.account)
             )
 
     def _look_at(self, rule: str, most: int, least: int) -> list[Turn]:

@@ -223,15 +223,17 @@ def blocked_on_answer(scope: Scope) -> str:
     return blocked_on_room(("answer", *scope))  # type: ignore[arg-type]
 
 
-def wake(using: str, rules: Sequence[str], until: Us, freed: Iterable[str]) -> None:
-    """Let the keys be looked at again that wait until then at most, or for one of `freed`."""
+def wake(using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterable[str]) -> None:
+    """Let the keys be looked at again that wait until then at most, or for one of `freed`; or past
+    `latest`, for which nothing makes them wait: the clock was set back since.
+    """
     listed = ", ".join(f"'{one}'" for one in sorted(freed)) or "NULL"  # digests, safe in SQL
     run(
         using,
         f"UPDATE {tables.name(using, 'KeyTurn')} SET blocked_on = '' "
         f"WHERE rule IN ({database.places(rules)}) AND blocked_on <> '' "
-        f"AND (blocked_until <= %s OR blocked_on IN ({listed}))",
-        [*rules, until],
+        f"AND (blocked_until <= %s OR blocked_until > %s OR blocked_on IN ({listed}))",
+        [*rules, until, latest],
     )
 
 

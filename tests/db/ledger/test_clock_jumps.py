@@ -504,6 +504,29 @@ def test_leases_and_holds_get_no_longer_where_ledger_time_stays_late(
         assert 28.9 < (hold.until - now).total_seconds() < 30.1
 
 
+def test_a_key_waits_no_longer_where_ledger_time_stays_late(
+    two_clocks: Clocks, others: Others, rules: Any
+) -> None:
+    rules(keyed=Rule(limits=[SlidingWindow("1/3s", per="key")]))
+    others.be("dispenser").look()
+    two_clocks.pass_by(2)
+    others.be("dispenser").settle()
+    for _ in range(2):
+        send("keyed", key="k")
+    ensure_states("default", ["keyed"])
+    release("default", ["keyed"])
+    answer_all(two_clocks)
+    assert release("default", ["keyed"]).released == []
+    others.be("newcomer").look()
+    two_clocks.pass_by(1)
+    others.be("newcomer").settle()
+    two_clocks.jump(-3600)
+    others.be("dispenser").look()
+    release("default", ["keyed"])
+    two_clocks.pass_by(3.5)
+    assert len(release("default", ["keyed"]).released) == 1
+
+
 def test_the_first_of_all_has_agreed_before_its_first_pass(
     two_clocks: Clocks, others: Others
 ) -> None:
