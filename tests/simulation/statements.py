@@ -112,7 +112,8 @@ class Statements:
         is_settled = text.startswith("UPDATE") and "callattempt" in text and '"cost" =' in text
         if is_settled or ("finished_at" in text and text.startswith(("UPDATE", "WITH"))):
             self._ending.add(wrapper)
-        if "callqueue_hold" in text and text.startswith(("INSERT", "UPDATE")):
+        is_of_time = one.place.startswith("ledger.ledger_time.")  # it lays none
+        if "callqueue_hold" in text and text.startswith(("INSERT", "UPDATE")) and not is_of_time:
             self._holding.add(wrapper)
         self._asked[task] = scheduler.now
 
