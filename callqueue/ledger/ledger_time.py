@@ -38,6 +38,9 @@ OLD = 50.0  # seconds after which what clocks may drift apart is more than TOLER
 MISSED = SECOND
 AGREED = 1  # microseconds by which ledger time is set back to tell all that it stays as it is
 JUMPS = 1000  # of what it is moved by for a jump this is the unit, in microseconds
+# what lies so far in the future was written before the clock was set back: no statement that writes
+# an instant waits for as long
+AHEAD = timedelta(seconds=60)
 RETRIES = 1000  # that wait for their backoff and are brought back with the clock, at most
 
 
@@ -240,7 +243,7 @@ class Watch:
             own.update(moved=F("moved") + AGREED)
         self.look()
         if not self._suspicious:
-            _end_what_is_ahead(self.using, from_us(self.last.at))
+            _end_what_is_ahead(self.using)
 
     @property
     def is_agreed(self) -> bool:
@@ -277,7 +280,7 @@ class Watch:
                 reading = set_back(self.using, reading, by)
                 if by == AGREED:
                     _bring_to_now(self.using, from_us(reading.at))
-                    _end_what_is_ahead(self.using, from_us(reading.at))
+                    _end_what_is_ahead(self.using)
                 else:
                     mend(self.using, jump, reading)
         if by and by != AGREED:
@@ -409,37 +412,41 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
         _bring_back(using, jump, reading)
 
 
-def _bring_to_now(using: str, now: datetime, by: timedelta = timedelta(0)) -> None:
+def _bring_to_now(using: str, now: datetime) -> None:
     # Ledger time may be late by what readings erred: charges that end in the future would stay.
+    _end_charges(using, from_when=Value(now), now=Value(now))
+
+
+def _end_charges(using: str, *, from_when: Any, now: Any) -> None:
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
-    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now + by)
-    sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
+    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=from_when)
+    sent_at = Case(When(sent_at__gt=now, then=now), default=F("sent_at"))
     rows.update(finished_at=now, sent_at=sent_at)
 
 
-def _end_what_is_ahead(using: str, now: datetime) -> None:
+def _end_what_is_ahead(using: str) -> None:
     """Where ledger time stays late after the clock was set back: charges end now, and leases and
-    holds last from now on, for as long as they were to. Each once, whoever else does this too.
-    What others write while this goes on is not ahead by as much.
+    holds last from now on, for as long as they were to. Each once, whoever else does this too. Now
+    is when each statement runs: whoever is frozen in between takes nothing for the future.
     """
-    ahead = now + MISSED * MICROSECOND
-    _bring_to_now(using, now, ahead - now)
+    now, ahead = LedgerNow(), LedgerNow() + AHEAD
+    _end_charges(using, from_when=ahead, now=now)
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
     ):
-        changed = {ends: F(ends) - _ahead(began, now), began: now}  # MySQL goes by this order
+        changed = {ends: F(ends) - _since_now(began), began: now}  # MySQL goes by this order
         rows.filter(**{f"{began}__gt": ahead}).update(**changed)
     # A release stays when it was: one whose lease ends before it was seen to already.
     unbegun = tables.attempts(using).open().filter(started_at=None, released_at__gt=ahead)
     lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
     longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
-    longer = longer.filter(GreaterThan(_ahead("released_at", now), lasts))
-    longer.update(lease_until=F("lease_until") - _ahead("released_at", now))
+    longer = longer.filter(GreaterThan(_since_now("released_at"), lasts))
+    longer.update(lease_until=F("lease_until") - _since_now("released_at"))
 
 
-def _ahead(name: str, now: datetime) -> Any:
-    return ExpressionWrapper(F(name) - Value(now, DateTimeField()), DurationField())
+def _since_now(name: str) -> Any:
+    return ExpressionWrapper(F(name) - LedgerNow(), DurationField())
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:

@@ -186,9 +186,9 @@ def overtaken(world: World, backlog: Backlog) -> Iterable[str]:
     """
     own = {call.pk: call for call in backlog.calls}
     releases = sorted(world.judge.releases.values(), key=lambda one: one.pk)
-    # the last of each: one before it was taken back, from somebody who was asleep
-    last = {one.call: one for one in releases if one.call in own}
-    released = sorted(last.values(), key=lambda one: one.pk)
+    # not those that somebody who was asleep had first: they were taken back, or failed
+    counts = Counter(one.call for one in releases)
+    released = [one for one in releases if one.call in own and counts[one.call] == 1]
     order = [own[one.call] for one in released]
     # The pass of one that was counted twice took its rule to have no room.
     miscounted = {
