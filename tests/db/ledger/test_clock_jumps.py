@@ -52,7 +52,7 @@ class Clocks:
         self._later: list[tuple[float, Callable[[], Any]]] = []
 
     def pass_by(self, seconds: float) -> None:
-        self.wall += timedelta(seconds=seconds)
+        self.jump(seconds)
         self.mono += seconds
         due = [do for at, do in self._later if at <= self.mono]
         self._later = [one for one in self._later if one[0] > self.mono]
@@ -65,6 +65,7 @@ class Clocks:
 
     def jump(self, seconds: float) -> None:
         self.wall += timedelta(seconds=seconds)
+        server_clock.ahead = self.wall - timezone.now()
 
     @property
     def ledger(self) -> datetime:
@@ -96,6 +97,7 @@ def at_command(monkeypatch: pytest.MonkeyPatch) -> Clocks:
         is_read = connection.vendor == "postgresql"
         return f"CAST('{two_clocks.wall.isoformat()}' AS timestamptz)" if is_read else "NULL"
 
+    monkeypatch.setattr(server_clock, "ahead", timedelta(0))  # and of those by Django's words
     monkeypatch.setattr(database, "clock", lambda using: two_clocks.wall)
     monkeypatch.setattr(database, "clock_sql", shown)
     monkeypatch.setattr(clocks, "monotonic", lambda: two_clocks.mono)
@@ -478,7 +480,7 @@ def test_who_came_before_others_dealt_with_a_jump_takes_over_what_they_say_of_it
 
 
 def test_leases_and_holds_get_no_longer_where_ledger_time_stays_late(
-    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+    two_clocks: Clocks, others: Others
 ) -> None:
     """Somebody has agreed since the dispenser looked, so nobody makes up for a clock set back."""
     for who in ("dispenser", "newcomer"):
@@ -493,7 +495,6 @@ def test_leases_and_holds_get_no_longer_where_ledger_time_stays_late(
     lasted = [one.lease_until - two_clocks.ledger for one in attempts]
     two_clocks.jump(-3600)
     for who in ("dispenser", "newcomer", "last", "dispenser"):
-        monkeypatch.setattr(server_clock, "ahead", two_clocks.wall - timezone.now())
         others.be(who).look()
         if who == "last":
             two_clocks.pass_by(1)
