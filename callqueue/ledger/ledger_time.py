@@ -232,8 +232,8 @@ class Watch:
             return reading if jumped else self._keep(reading), self.steady_from
 
     def agree(self) -> None:
-        """Say that ledger time stays as it is, where nobody has since this process came. Not in a
-        transaction.
+        """Say that ledger time stays as it is, where nobody has since this process came; and end
+        what a clock that was set back unseen has left in the future. Not in a transaction.
         """
         if self.is_agreed or self.last is None:
             return
@@ -243,7 +243,8 @@ class Watch:
             own.update(moved=F("moved") + AGREED)
         self.look()
         if not self._suspicious:
-            _end_what_is_ahead(self.using)
+            _end_charges(self.using, later_than=LedgerNow() + AHEAD, now=LedgerNow())
+            _shorten_what_is_ahead(self.using)
 
     @property
     def is_agreed(self) -> bool:
@@ -280,7 +281,7 @@ class Watch:
                 reading = set_back(self.using, reading, by)
                 if by == AGREED:
                     _bring_to_now(self.using, from_us(reading.at))
-                    _end_what_is_ahead(self.using)
+                    _shorten_what_is_ahead(self.using)
                 else:
                     mend(self.using, jump, reading)
         if by and by != AGREED:
@@ -414,23 +415,22 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
 
 def _bring_to_now(using: str, now: datetime) -> None:
     # Ledger time may be late by what readings erred: charges that end in the future would stay.
-    _end_charges(using, from_when=Value(now), now=Value(now))
+    _end_charges(using, later_than=Value(now), now=Value(now))
 
 
-def _end_charges(using: str, *, from_when: Any, now: Any) -> None:
+def _end_charges(using: str, *, later_than: Any, now: Any) -> None:
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
-    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=from_when)
+    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=later_than)
     sent_at = Case(When(sent_at__gt=now, then=now), default=F("sent_at"))
     rows.update(finished_at=now, sent_at=sent_at)
 
 
-def _end_what_is_ahead(using: str) -> None:
-    """Where ledger time stays late after the clock was set back: charges end now, and leases and
-    holds last from now on, for as long as they were to. Each once, whoever else does this too. Now
-    is when each statement runs: whoever is frozen in between takes nothing for the future.
+def _shorten_what_is_ahead(using: str) -> None:
+    """Where ledger time stays late after the clock was set back, have leases and holds last from
+    now on, for as long as they were to. Each once, whoever else does this too. Now is when each
+    statement runs: whoever is frozen in between takes nothing for the future.
     """
     now, ahead = LedgerNow(), LedgerNow() + AHEAD
-    _end_charges(using, from_when=ahead, now=now)
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
