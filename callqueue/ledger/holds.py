@@ -13,7 +13,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Case, F, Q, QuerySet, Value, When
 
 from callqueue import broker, conf, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
@@ -155,8 +155,11 @@ def _lay(
         return True
     shorter = stored.filter(**scope, until__isnull=False)
     if extend:
+        # It has begun by now: what is ahead is of before the clock was set back, and gets shorter
+        # (`ledger_time`).
+        began_at = Case(When(began_at__gt=now, then=Value(now)), default=F("began_at"))
         (shorter.filter(until__lt=until) if until is not None else shorter).update(
-            until=until, reason=reason
+            until=until, reason=reason, began_at=began_at
         )
     return False
 

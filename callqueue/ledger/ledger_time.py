@@ -242,9 +242,11 @@ class Watch:
             ensure_rows(self.using)  # it may be the very first
             own.update(moved=F("moved") + AGREED)
         self.look()
-        if not self._suspicious:
-            _end_charges(self.using, later_than=LedgerNow() + AHEAD, now=LedgerNow())
-            _shorten_what_is_ahead(self.using)
+        if self.is_agreed and not self._suspicious:  # else the clock was set back just then
+            seen = from_us(self.last.at)
+            later_than = (LedgerNow() + AHEAD, Value(seen + AHEAD))
+            _end_charges(self.using, later_than=later_than, now=LedgerNow())
+            _shorten_what_is_ahead(self.using, seen)
 
     @property
     def is_agreed(self) -> bool:
@@ -281,7 +283,7 @@ class Watch:
                 reading = set_back(self.using, reading, by)
                 if by == AGREED:
                     _bring_to_now(self.using, from_us(reading.at))
-                    _shorten_what_is_ahead(self.using)
+                    _shorten_what_is_ahead(self.using, from_us(reading.at))
                 else:
                     mend(self.using, jump, reading)
         if by and by != AGREED:
@@ -415,30 +417,34 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
 
 def _bring_to_now(using: str, now: datetime) -> None:
     # Ledger time may be late by what readings erred: charges that end in the future would stay.
-    _end_charges(using, later_than=Value(now), now=Value(now))
+    _end_charges(using, later_than=(Value(now),), now=Value(now))
 
 
-def _end_charges(using: str, *, later_than: Any, now: Any) -> None:
+def _end_charges(using: str, *, later_than: tuple[Any, ...], now: Any) -> None:
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
-    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=later_than)
+    rows = tables.attempts(using).filter(rule__in=rules)
+    for instant in later_than:
+        rows = rows.filter(finished_at__gt=instant)
     sent_at = Case(When(sent_at__gt=now, then=now), default=F("sent_at"))
     rows.update(finished_at=now, sent_at=sent_at)
 
 
-def _shorten_what_is_ahead(using: str) -> None:
+def _shorten_what_is_ahead(using: str, seen: datetime) -> None:
     """Where ledger time stays late after the clock was set back, have leases and holds last from
     now on, for as long as they were to. Each once, whoever else does this too. Now is when each
-    statement runs: whoever is frozen in between takes nothing for the future.
+    statement runs: whoever is frozen in between takes nothing for the future. Nor is it before what
+    was `seen`: the clock may have been set back since, and who saw it may put ledger time right.
     """
-    now, ahead = LedgerNow(), LedgerNow() + AHEAD
+    now, ahead, least = LedgerNow(), LedgerNow() + AHEAD, Value(seen + AHEAD)
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
     ):
         changed = {ends: F(ends) - _since_now(began), began: now}  # MySQL goes by this order
-        rows.filter(**{f"{began}__gt": ahead}).update(**changed)
+        rows.filter(**{f"{began}__gt": ahead}).filter(**{f"{began}__gt": least}).update(**changed)
     # A release stays when it was: one whose lease ends before it was seen to already.
     unbegun = tables.attempts(using).open().filter(started_at=None, released_at__gt=ahead)
+    unbegun = unbegun.filter(released_at__gt=least)
     lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
     longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
     longer = longer.filter(GreaterThan(_since_now("released_at"), lasts))

@@ -506,6 +506,77 @@ def test_leases_and_holds_get_no_longer_where_ledger_time_stays_late(
         assert 28.9 < (hold.until - now).total_seconds() < 30.1
 
 
+def just_before(
+    monkeypatch: pytest.MonkeyPatch, name: str, do: Callable[[], Any], of: Any = ledger_time
+) -> None:
+    """Have this happen just before this is called for the first time."""
+    real = getattr(of, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(of, name, real)
+        do()
+        return real(*args, **options)
+
+    monkeypatch.setattr(of, name, call)
+
+
+@pytest.mark.parametrize("between", ["look", "_end_charges", "_shorten_what_is_ahead"])
+def test_a_clock_set_back_while_one_agrees_puts_nothing_in_the_future(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    """A dispenser sees that and puts ledger time right: what had ended by the wrong time meanwhile
+    would count no more, and a hold would be over.
+    """
+    two_clocks.pass_by(1)
+    others.be("dispenser").settle()
+    used_up(two_clocks)
+    holds.lay("default", ["r"], "key", "k", timedelta(seconds=600), "", source="operator")
+    until = Hold.objects.get().until
+    others.be("newcomer").look()
+
+    def jumps() -> None:
+        others.be("dispenser").look()
+        two_clocks.pass_by(0.1)
+        two_clocks.jump(-3600)
+        others.be("newcomer")
+
+    two_clocks.pass_by(0.4)
+    others.be("dispenser").look()
+    two_clocks.pass_by(0.4)
+    newcomer = others.be("newcomer")
+    just_before(monkeypatch, between, jumps, newcomer if between == "look" else ledger_time)
+    newcomer.agree()
+    two_clocks.pass_by(0.1)
+    others.be("dispenser").look()
+    assert released(two_clocks) == 0
+    assert Hold.objects.get().until == until
+
+
+def test_a_hold_that_was_made_longer_since_the_clock_was_set_back_gets_no_shorter(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one that goes by what another has agreed, before that one has shortened what is ahead."""
+    others.be("dispenser").look()
+    two_clocks.pass_by(1)
+    others.be("dispenser").settle()
+    hold = ("default", ["r"], "key", "k")
+    holds.lay(*hold, timedelta(seconds=30), "", source="provider")
+    two_clocks.jump(-3600)
+    others.be("quick").look()
+    others.be("last").look()
+    two_clocks.pass_by(1)
+
+    def lay() -> None:
+        others.be("quick").look()
+        holds.lay(*hold, timedelta(hours=2), "", source="provider")
+        others.be("last")
+
+    just_before(monkeypatch, "_end_charges", lay)
+    others.be("last").agree()
+    left = Hold.objects.get().until - two_clocks.ledger
+    assert 7190 < left.total_seconds() < 7201
+
+
 def test_a_key_waits_no_longer_where_ledger_time_stays_late(
     two_clocks: Clocks, others: Others, rules: Any
 ) -> None:
