@@ -149,10 +149,12 @@ class KeysInTurn:
         scope, meter = (budget.id, value), self.account.meter(budget, value)
         instant = meter.known_at(cost)
         if budget.id in self.account.tallies:
-            self._blocked[turn.pk] = (
-                ready_calls.blocked_on_room(scope),
+            # by `latest` in `_begin`, or each pass would wake it
+            again_at = min(
                 instant or self.now + ready_calls.AT_LEAST,
+                self.now + budget.limit.window_us + ready_calls.LIFTED,
             )
+            self._blocked[turn.pk] = (ready_calls.blocked_on_room(scope), again_at)
         elif instant is None:
             self._on_answer = True
             self._blocked[turn.pk] = (

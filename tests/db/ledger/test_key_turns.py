@@ -353,6 +353,23 @@ def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
     assert len(set(passes(4))) == 200
 
 
+@pytest.mark.parametrize(
+    "limit", [SlidingWindow("1/m", per="key"), TokenBucket("1/20s", burst=1, per="key")]
+)
+def test_keys_of_a_short_window_that_wait_for_answers_keep_nobody_back(
+    rules: Rules, limit: Any
+) -> None:
+    """They wait for room without knowing until when, so that they wait for longer than a window."""
+    rules(r=Rule(limits=[SlidingWindow("1000/s"), limit]))
+    blocked_keys("r", 300, priority=5)
+    assert len(passes(5)) == 300
+    send("r", key="zz-new")
+    assert passes(3) == ["zz-new"]
+    waits = dict(KeyTurn.objects.values_list("key", "blocked_until"))
+    passes(1)
+    assert dict(KeyTurn.objects.values_list("key", "blocked_until")) == waits
+
+
 def test_a_dispenser_rests_while_more_keys_are_blocked_than_one_look_sees(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
     blocked_keys("r", 700)
