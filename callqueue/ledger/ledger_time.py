@@ -305,8 +305,9 @@ class Watch:
         if last.moved == reading.moved:
             return None if by and reading.before - since <= SETTLED else by
         seen = last.jump_to(replace(reading, at=reading.wall - last.moved))
-        is_new = last.before - since <= SETTLED and reading.before - since <= 2 * SETTLED
-        if (is_new or not self.is_agreed) and seen <= 0:
+        was_new = last.before - since <= SETTLED  # else that reading was by what all go by
+        is_new = reading.before - since <= 2 * SETTLED or not self.is_agreed
+        if was_new and is_new and seen <= 0:
             self.since = None
             return 0
         is_fresh = reading.after - last.before <= SETTLED

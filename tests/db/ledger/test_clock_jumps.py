@@ -432,6 +432,30 @@ def test_who_missed_one_jump_of_two_deals_with_what_is_left(
     assert released(two_clocks) == 20
 
 
+@pytest.mark.parametrize("forward", [3590, 3600])
+def test_who_has_looked_for_a_while_goes_by_what_it_saw_though_nobody_has_agreed_since(
+    two_clocks: Clocks, others: Others, forward: float
+) -> None:
+    """Others saw the clock set back, and died before they saw it put forward again: by what they
+    say, an hour has gone by.
+    """
+    others.be("dispenser").settle()
+    for _ in range(3):
+        others.be("idler").look()
+        others.be("dispenser").look()
+        two_clocks.pass_by(0.5)
+    used_up(two_clocks)
+    others.be("idler").look()
+    two_clocks.jump(-3600)
+    others.be("dispenser").look()
+    two_clocks.pass_by(0.1)
+    two_clocks.jump(forward)
+    others.be("idler")
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(61)
+    assert released(two_clocks) == 20
+
+
 @pytest.mark.parametrize("jump", [-1.5, -3600])
 @pytest.mark.parametrize("slept", [0.1, 5])
 def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
