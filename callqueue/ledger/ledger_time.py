@@ -232,7 +232,7 @@ class Watch:
             return reading if jumped else self._keep(reading), self.steady_from
 
     def agree(self) -> None:
-        """Say that ledger time stays as it is, where nobody has since this process came; and end
+        """Say that ledger time stays as it is, where nobody has since this process came; and shorten
         what a clock that was set back unseen has left in the future. Not in a transaction.
         """
         if self.is_agreed or self.last is None:
@@ -243,10 +243,7 @@ class Watch:
             own.update(moved=F("moved") + AGREED)
         self.look()
         if self.is_agreed and not self._suspicious:  # else the clock was set back just then
-            seen = from_us(self.last.at)
-            later_than = (LedgerNow() + AHEAD, Value(seen + AHEAD))
-            _end_charges(self.using, later_than=later_than, now=LedgerNow())
-            _shorten_what_is_ahead(self.using, seen)
+            _shorten_what_is_ahead(self.using, from_us(self.last.at))
 
     @property
     def is_agreed(self) -> bool:
@@ -305,9 +302,8 @@ class Watch:
         if last.moved == reading.moved:
             return None if by and reading.before - since <= SETTLED else by
         seen = last.jump_to(replace(reading, at=reading.wall - last.moved))
-        was_new = last.before - since <= SETTLED  # else that reading was by what all go by
-        is_new = reading.before - since <= 2 * SETTLED or not self.is_agreed
-        if was_new and is_new and seen <= 0:
+        is_new = last.before - since <= SETTLED and reading.before - since <= 2 * SETTLED
+        if is_new and seen <= 0:
             self.since = None
             return 0
         is_fresh = reading.after - last.before <= SETTLED
@@ -418,15 +414,9 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
 
 def _bring_to_now(using: str, now: datetime) -> None:
     # Ledger time may be late by what readings erred: charges that end in the future would stay.
-    _end_charges(using, later_than=(Value(now),), now=Value(now))
-
-
-def _end_charges(using: str, *, later_than: tuple[Any, ...], now: Any) -> None:
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
-    rows = tables.attempts(using).filter(rule__in=rules)
-    for instant in later_than:
-        rows = rows.filter(finished_at__gt=instant)
-    sent_at = Case(When(sent_at__gt=now, then=now), default=F("sent_at"))
+    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
+    sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
     rows.update(finished_at=now, sent_at=sent_at)
 
 
