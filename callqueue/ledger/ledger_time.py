@@ -232,7 +232,7 @@ class Watch:
             return reading if jumped else self._keep(reading), self.steady_from
 
     def agree(self) -> None:
-        """Say that ledger time stays as it is, where nobody has since this process came; and shorten
+        """Say that ledger time stays as it is, where nobody has since this process came; shorten
         what a clock that was set back unseen has left in the future. Not in a transaction.
         """
         if self.is_agreed or self.last is None:
