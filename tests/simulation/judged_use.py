@@ -264,8 +264,11 @@ def _excuse(world: World, requests: Iterable[Request], rule: str, slot: int) -> 
         first[request.process] = min(request.sent_at, first.get(request.process, request.sent_at))
     is_young = any(slot - MICRO < at < slot for at in first.values())
     unseen = world.judge.unseen if world.scene.settles(rule) else []
-    passes = [*world.judge.counted_twice, *unseen]
-    is_wrong = any(slot - REVIEW * MICRO < at < slot for at in passes)
+    is_wrong = any(slot - REVIEW * MICRO < at < slot for at in unseen)
+    # The slot is when it was answered, and the end is committed a little later.
+    is_wrong |= any(
+        slot - REVIEW * MICRO < at < slot + LATE * MICRO for at in world.judge.counted_twice
+    )
     return max(YOUNG * is_young, REVIEW * is_wrong)
 
 
