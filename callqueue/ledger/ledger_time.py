@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, DateTimeField, DurationField, ExpressionWrapper, F, Value, When
-from django.db.models.lookups import GreaterThan
+from django.db.models import Case, DateTimeField, F, Value, When
 
 from callqueue import clocks, database, events, states, tables
 from callqueue.clocks import ClockEstimate, Mono, Reading, Us
@@ -237,13 +236,16 @@ class Watch:
         """
         if self.is_agreed or self.last is None:
             return
+        self.look()  # what it read long ago says nothing of a jump since
+        if self.is_agreed or self._suspicious:
+            return
         own = tables.ledger_state(self.using).filter(pk=OF_AGREED)
         if not own.update(moved=F("moved") + AGREED):
             ensure_rows(self.using)  # it may be the very first
             own.update(moved=F("moved") + AGREED)
         self.look()
         if self.is_agreed and not self._suspicious:  # else the clock was set back just then
-            _shorten_what_is_ahead(self.using, from_us(self.last.at))
+            _shorten_what_is_ahead(self.using, self.last)
 
     @property
     def is_agreed(self) -> bool:
@@ -279,8 +281,9 @@ class Watch:
                 jump = Jump.between(last, reading, by)
                 reading = set_back(self.using, reading, by)
                 if by == AGREED:
-                    _bring_to_now(self.using, from_us(reading.at))
-                    _shorten_what_is_ahead(self.using, from_us(reading.at))
+                    if self._has_been_late(reading):
+                        _end_charges(self.using, from_us(reading.at))
+                    _shorten_what_is_ahead(self.using, reading)
                 else:
                     mend(self.using, jump, reading)
         if by and by != AGREED:
@@ -294,9 +297,9 @@ class Watch:
         say and is new once more, unless the clock was set forward before its eyes: whether it was
         set back, too, is in what they say or will be. If nobody moves it for a while, there are no
         others. Who is not new goes by what it saw. Where others have moved ledger time and it is
-        late now, they erred, or the clock was set back since. To make up for that later would leave
-        instants that are too early: only who saw it set back, before anybody can have written, does
-        so. Else it stays, and all are told to leave it (AGREED).
+        late now, they erred, or the clock was set back since. To make up for that would leave what
+        others have written meanwhile too early: once all have had the time to see it, all are told
+        to leave it (AGREED).
         """
         by, since = -(-last.jump_to(reading) // JUMPS) * JUMPS, self.since or 0.0
         if last.moved == reading.moved:
@@ -306,15 +309,15 @@ class Watch:
         if is_new and seen <= 0:
             self.since = None
             return 0
-        is_fresh = reading.after - last.before <= SETTLED
-        if by < 0 and (reading.moved - last.moved) % JUMPS:
-            return AGREED
-        if by >= 0 or (by < -MISSED and seen < 0 and is_fresh):
+        if by >= 0:
             return by
         if self._late_since is None:
             self._late_since = reading.before
-        is_left = by >= -MISSED or reading.before - self._late_since > SETTLED
-        return AGREED if is_left else None
+        return AGREED if by >= -MISSED or self._has_been_late(reading) else None
+
+    def _has_been_late(self, reading: Reading) -> bool:
+        """Whether ledger time was late for so long that all who run have seen it."""
+        return self._late_since is not None and reading.before - self._late_since > SETTLED
 
     def _keep(self, reading: Reading) -> Reading:
         if self.last is not None and self.last.moved != reading.moved:
@@ -404,7 +407,8 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
         wrong.update(**{name: fixed}, **{other: F(other) + off for other in others})
 
     right(tables.attempts(using).open(), "started_at", "lease_until")
-    _bring_to_now(using, now)
+    # Ledger time may be late by what readings erred: what ended just now would count for longer.
+    _end_charges(using, now, ahead=timedelta(microseconds=jump.doubt + clocks.TOLERANCE))
     right(tables.dispensers(using), "seen_at")
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
@@ -412,38 +416,46 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
         _bring_back(using, jump, reading)
 
 
-def _bring_to_now(using: str, now: datetime) -> None:
-    # Ledger time may be late by what readings erred: charges that end in the future would stay.
+def _end_charges(using: str, now: datetime, *, ahead: timedelta | None = None) -> None:
+    """Have charges that end in the future end now, those that do so by no more than `ahead`."""
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
     rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
+    if ahead is not None:
+        rows = rows.filter(finished_at__lte=now + ahead)
     sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
     rows.update(finished_at=now, sent_at=sent_at)
 
 
-def _shorten_what_is_ahead(using: str, seen: datetime) -> None:
+def _shorten_what_is_ahead(using: str, last: Reading) -> None:
     """Where ledger time stays late after the clock was set back, have leases and holds last from
-    now on, for as long as they were to. Each once, whoever else does this too. Now is when each
-    statement runs: whoever is frozen in between takes nothing for the future. Nor is it before what
-    was `seen`: the clock may have been set back since, and who saw it may put ledger time right.
+    now on, for as long as they were to. Each once, whoever else does this too.
+
+    What is ahead is found before now is read, and changed only as it was found: so it had begun by
+    now, however long this process is frozen and whatever becomes of the clock. Nothing is where the
+    clock was set since the `last` reading.
     """
-    now, ahead, least = LedgerNow(), LedgerNow() + AHEAD, Value(seen + AHEAD)
+    open_, found = tables.attempts(using).open(), list[tuple[Any, str, str, datetime, Any]]()
     for rows, began, ends in (
-        (tables.attempts(using).open(), "started_at", "lease_until"),
+        (open_, "started_at", "lease_until"),
+        (open_.filter(started_at=None), "released_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
     ):
-        changed = {ends: F(ends) - _since_now(began), began: now}  # MySQL goes by this order
-        rows.filter(**{f"{began}__gt": ahead}).filter(**{f"{began}__gt": least}).update(**changed)
-    # A release stays when it was: one whose lease ends before it was seen to already.
-    unbegun = tables.attempts(using).open().filter(started_at=None, released_at__gt=ahead)
-    unbegun = unbegun.filter(released_at__gt=least)
-    lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
-    longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
-    longer = longer.filter(GreaterThan(_since_now("released_at"), lasts))
-    longer.update(lease_until=F("lease_until") - _since_now("released_at"))
-
-
-def _since_now(name: str) -> Any:
-    return ExpressionWrapper(F(name) - LedgerNow(), DurationField())
+        ahead = rows.filter(**{f"{began}__gt": LedgerNow() + AHEAD}).order_by()
+        pairs = ahead.values_list(began, ends).distinct()
+        found += [(rows, began, ends, at, until) for at, until in pairs]
+    seen = read(using) if found else last
+    if last.jump_to(seen):
+        return
+    now = from_us(seen.at)
+    for rows, began, ends, at, until in found:
+        changed = {began: now, ends: None if until is None else now + (until - at)}
+        if began == "released_at":
+            # It stays when it was: one whose lease ends before it was seen to already.
+            del changed[began]
+            if not at < until < at + (at - now):
+                continue
+        if at > now + AHEAD:
+            rows.filter(**{began: at, ends: until}).update(**changed)
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:

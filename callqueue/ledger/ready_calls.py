@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from callqueue import database, states, tables
@@ -137,29 +138,37 @@ def first_of_pairs(
 ) -> tuple[list[Candidate], dict[tuple[int, str], int]]:
     """The next calls of these keys, so many of each, locked: by priority, and there the keys' first
     before any key's second. And how many ready calls each has, up to one more, others' locked ones
-    too.
+    too. Where somebody has locked one, the key's next one counts: a statement for each such key.
     """
     where, params = _may_go(using, rule, wall)
     wanted = {pair: count + 1 for pair, count in counts.items()}
     found = database.first_of_each(
         using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", wanted
     )
-    place: dict[int, tuple[int, int, int]] = {}
-    pair_of: dict[int, tuple[int, str]] = {}
-    seen = dict.fromkeys(counts, 0)
-    order = {pair: i for i, pair in enumerate(counts)}
+    first: dict[tuple[int, str], list[int]] = {pair: [] for pair in counts}
     for pair, pk in found:
-        if seen[pair] < counts[pair]:
-            place[pk], pair_of[pk] = (-pair[0], seen[pair], order[pair]), pair
-        seen[pair] += 1
-    where = f"{WAITING} AND id IN ({database.listed(place)})"
-    # Other code may have changed one before it was locked: of another rule or key nothing is read.
-    candidates = [
-        one
-        for one in (_candidates(using, where, []) if place else ())
-        if one.rule == rule and (one.priority, one.key) == pair_of[one.id]
+        first[pair].append(pk)
+    seen = {pair: len(pks) for pair, pks in first.items()}
+    pks = [pk for pair, listed in first.items() for pk in listed[: counts[pair]]]
+    free = _candidates(using, f"{WAITING} AND id IN ({database.listed(pks)})", []) if pks else []
+    place_of = {pk: place for place, pk in enumerate(pks)}
+    by_pair: dict[tuple[int, str], list[Candidate]] = {pair: [] for pair in counts}
+    for one in sorted(free, key=lambda candidate: place_of[candidate.id]):
+        # Other code may have changed one before it was locked: of another rule or key nothing goes.
+        if one.rule == rule and one.id in first.get((one.priority, one.key), ()):
+            by_pair[one.priority, one.key].append(one)
+    key = quoted(using, "key")
+    for pair, calls in by_pair.items():
+        if len(calls) < min(counts[pair], seen[pair]):
+            own = f"{where} AND priority = %s AND {key} = %s ORDER BY due_at_dt, id LIMIT"
+            by_pair[pair] = _candidates(using, f"{own} {counts[pair]}", [*params, *pair])
+    order = {pair: i for i, pair in enumerate(counts)}
+    placed = [
+        ((-pair[0], place, order[pair]), one)
+        for pair, calls in by_pair.items()
+        for place, one in enumerate(calls)
     ]
-    return sorted(candidates, key=lambda candidate: place[candidate.id]), seen
+    return [one for _, one in sorted(placed, key=itemgetter(0))], seen
 
 
 def _may_go(using: str, rule: str, wall: datetime) -> tuple[str, list[Any]]:

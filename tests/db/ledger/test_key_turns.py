@@ -332,6 +332,22 @@ def test_a_call_that_somebody_has_locked_is_not_its_keys_last_and_keeps_back_no_
         assert KeyTurn.objects.get(key="a").blocked_on == ready_calls.LOCK
 
 
+def test_a_call_that_somebody_has_locked_keeps_back_no_other_of_a_key_that_lets_one_go(
+    rules: Rules, transactional_db: None
+) -> None:
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time")
+    rules(r=Rule(limits=[SlidingWindow("1/s", per="key")]))
+    locked = [send("r", key="a") for _ in range(3)]
+    with held_by_a_host(*[one.pk for one in locked]):
+        free = send("r", key="a")
+        assert passes(1) == ["a"]
+        assert CallQueue.objects.dispatched().get() == free
+        for _ in range(2):
+            send("r", key="b")
+        assert passes(3) == ["b"]
+
+
 def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
     """With ten times as many blocked keys a pass makes the same statements, and reads no more
     turns.
