@@ -45,9 +45,7 @@ class ToldTextField(models.TextField):  # type: ignore[type-arg]
 
 
 class _Sealed(models.TextField):  # type: ignore[type-arg]
-    """Text, which is "$sealed:token" when there are keys. `bound_to`: the column of the row's
-    identity.
-    """
+    """Text, "$sealed:token" where there are keys. `bound_to`: the column of the row's identity."""
 
     unreadable: Any
 

@@ -57,9 +57,7 @@ class Maker:
 
 
 class WorkersMaker:
-    """Makes a few HTTP calls in a process of a Celery worker, of those that go by queues which it
-    consumes; the others are published.
-    """
+    """Makes a few HTTP calls of the queues that its worker consumes; others are published."""
 
     kind = WORKER
 

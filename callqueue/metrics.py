@@ -50,9 +50,7 @@ KEPT = {"failed_calls": states.FAILED, "unknown_calls": states.UNKNOWN}
 
 
 class CallQueueCollector:
-    """A Prometheus collector. `callqueue_up` is 0, and all else missing, while the database is
-    away.
-    """
+    """A Prometheus collector. `callqueue_up` is 0, all else missing, while the database is away."""
 
     def __init__(self, using: str = "default") -> None:
         self.using = using

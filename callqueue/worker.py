@@ -51,9 +51,8 @@ LEAVING = 20.0  # seconds for which a process that ends waits for what it releas
 class Seat:
     """Of a worker's processes one at a time has it. To be made before they are forked off.
 
-    A process that has seat number n locks the byte n. One that says nothing (it is stopped, or a
-    library lets none of its threads run) or that it computes keeps its lock, but another may take
-    the next number: only the last one counts.
+    A process that has seat number n locks the byte n. One that is stopped, hangs or computes keeps
+    its lock, but another may take the next number: only the last one counts.
     """
 
     def __init__(self) -> None:

@@ -75,9 +75,8 @@ def kept_after_restore(using: str, rule: str) -> datetime | None:
 
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
-    """Give one of the rule's limits another rate, for all rules that share it; None: as the
-    settings say. The rate in force. It stays until it is given another, whatever becomes of the
-    rules.
+    """Give one of the rule's limits another rate (None: the settings'), for all rules that share
+    it, until it is given another; the rate in force.
     """
     config = conf.current()
     config.rule(rule)

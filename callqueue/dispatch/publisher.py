@@ -127,9 +127,8 @@ class Outbox:
 
     def undo(self, groups: Iterable[RuleGroup]) -> None:
         """Let calls wait again whose release, as far as this dispenser knows, nobody was told of:
-        the database went away at the commit or soon after. What another dispenser has released of
-        these rules meanwhile, and no worker has begun, goes again too. Not before nobody has the
-        rules' rows: the commit may come through yet.
+        the database went away at the commit. So does what others have released of these rules
+        since, unbegun. Not before nobody has the rules' rows: the commit may come through yet.
         """
         for group in groups:
             if not group.is_in_doubt:

@@ -441,9 +441,7 @@ def _make(
     taker: Taker | None,
     own: _Own | None,
 ) -> tuple[Pass, Mapping[int, str]]:
-    """Count unless enough is known to be free, choose, charge, conclude; and what never fits, by
-    id.
-    """
+    """Count unless enough is known to be free; choose, charge, conclude; by id, what never fits."""
     using, book = locked.using, locked.book
     served = {rule: row.served for rule, row in locked.rows.items()}
     sake = None if own is None else (own.maker.rule, own.maker.priority)
@@ -500,9 +498,7 @@ def _counted(locked: _Locked, lead: float) -> tuple[Account, Held]:
 def _conclude(
     account: Account, held: Held, plan: Plan, begun: Begun | None, batch: int, last: Streak
 ) -> Pass:
-    """Half of LEAD before the first blocked call may go; where an operator knows when, every
-    REVIEW.
-    """
+    """Look LEAD / 2 before a blocked call may go; every REVIEW where an operator knows when."""
     gone, released = len(plan.releases), _released(account, plan.releases)
     wait, opens_in = plan.wait, None
     if len(released) >= batch:

@@ -132,11 +132,9 @@ def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> int:
-    """Void what is still to be begun of these: it never reaches the wire, and a call that waits for
-    it waits for a release again.
+    """Void what is still to be begun of these: the calls wait for a release again.
 
-    What somebody has locked (a cancel that has not committed yet) is left as it is; the count of
-    those.
+    The count of those that somebody has locked (a cancel that has not committed yet): they stay.
     """
     unbegun = tables.attempts(using).unbegun().filter(pk__in=list(attempt_ids))
     left = unbegun.values_list("pk", flat=True)

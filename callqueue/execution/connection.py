@@ -397,9 +397,7 @@ class SecureConnection(Connection, HTTPSConnection):
 
 
 def _unread_for(sock: socket.socket) -> float:
-    """Seconds for which the last bytes that came had been there (Linux; elsewhere 0): the field
-    tcpi_last_data_recv of linux/tcp.h, milliseconds.
-    """
+    """Seconds since the last bytes came that are unread: Linux's tcpi_last_data_recv; else 0."""
     if sys.platform != "linux":
         return 0.0
     try:

@@ -75,9 +75,7 @@ class Message:
 
 
 class Clearance:
-    """What jobs wait for that took off before it was known whether they are begun: none is sent, or
-    recorded, before it is `given`.
-    """
+    """What jobs wait for that may not be begun yet: none is sent or recorded before it is given."""
 
     def __init__(self) -> None:
         self._is_begun = False
@@ -161,9 +159,7 @@ class Flight:
         return clear
 
     def room(self) -> int:
-        """How many more calls there is room for now; none for a while where this process lacks what
-        they need.
-        """
+        """How many more calls there is room for: none while this process lacks what they need."""
         most = min(self.most(), self.crew.most())
         return 0 if starvation.shortage.is_on else int(max(0, most - len(self.under_way)))
 
@@ -396,15 +392,11 @@ class Crew:
         return True
 
     def most(self) -> float:
-        """How many jobs there are threads for, as far as is known: as many as there were when no
-        other was to be had, for a minute.
-        """
+        """How many jobs there are threads for: as many as when none was to be had, for a minute."""
         return max(1, self.full) if time.monotonic() - self.full_at < MINUTE else math.inf
 
     def unserved(self) -> list[Job]:
-        """The jobs that have waited in vain for a thread, taken herewith: another process may have
-        one, and their leases run.
-        """
+        """Take the jobs that have waited in vain for a thread: another process may have one."""
         if not self.pending:
             self.refused_at = math.inf
         taken: list[Job] = []

@@ -60,9 +60,7 @@ class SlotGate(wire.Gate):
         self._job, self.ends = job, job.lease_ends
 
     def wait(self) -> None:
-        """Sleep until it is begun for certain, and its slot opens by the database's clock, erring
-        late.
-        """
+        """Sleep until it is surely begun and its slot opens by the database's clock; errs late."""
         if self._job.clearance is not None and not self._job.clearance.wait():
             raise wire.Dropped("what has begun it was undone before the first byte was sent")
         self._sleep()
@@ -147,9 +145,7 @@ def _send(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
 
 
 def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The params, with the rule's idempotency header where the method changes something and the
-    call names no such header itself.
-    """
+    """The params with the rule's idempotency header, for a method that changes something."""
     params, header = dict(given), job.sound_rule.idempotency_header
     own = params.get("headers") or {}
     if header and job.call.method not in SAFE and header.lower() not in map(str.lower, own):

@@ -1,6 +1,6 @@
-"""QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, and which runs when
-its limits admit it. The worker that is handed the call runs the task (handlers/celery_task.py).
-Publishes nothing.
+"""QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, and publish
+nothing. The worker that is handed the call, once its limits admit it, runs the task
+(handlers/celery_task.py).
 """
 
 from __future__ import annotations

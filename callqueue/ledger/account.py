@@ -1,5 +1,4 @@
-"""The account: what every budget of a group of rules is charged with now. Nothing else counts for
-releases.
+"""The account: what each budget of a group of rules is charged with. Releases go by it alone.
 
 An attempt is charged in full from its release until its answer, or until a worker has told when it
 was sent. Then it ages from the latest instant at which the provider can have counted it.
@@ -418,8 +417,7 @@ def read(
     has_corrections: bool = False,
     is_whole: bool = False,
 ) -> Account:
-    """The account of a whole group of rules at `now`. The number of statements is the same whatever
-    the backlog and the limits.
+    """The account of a group of rules at `now`, in as many statements whatever the backlog.
 
     `until`: up to when the caller releases. `has_corrections`: tell the tallies what attempts cost
     after all; the caller has the rules' lock.

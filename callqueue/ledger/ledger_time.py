@@ -326,9 +326,7 @@ class Watch:
         return self.last
 
     def _doubt(self, reading: Reading) -> bool:
-        """Whether it counts as new from now on, and leaves a jump to others: after so long, drift
-        may hide one or change its size.
-        """
+        """Whether it is new from now on, and leaves jumps to others: drift may hide one by now."""
         last, since = self.last, self.since
         is_old = last is not None and reading.after - last.before > OLD
         if last and since is not None and is_old and since <= last.after and last.is_off(reading):

@@ -238,9 +238,7 @@ def wake(using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterab
 
 
 def wake_all(using: str, rules: Sequence[str]) -> None:
-    """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end. In a
-    transaction.
-    """
+    """Wake all keys of these rules, in a transaction: limits or holds changed. Waits for a pass."""
     rule_rows.lock(using, rules)
     _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
 

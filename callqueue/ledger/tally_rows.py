@@ -127,8 +127,7 @@ def _collected(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
 
 
 def charged(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
-    """What is open or ended after that instant, of each budget: (value, cost). A statement for
-    many.
+    """What is open or ended after that instant, of each budget: (value, cost). One statement.
 
     What is to be corrected costs what it was charged, since the correction comes after; also where
     it ended before, unless it was settled after its end.

@@ -254,12 +254,10 @@ def _wrong(owner: object, name: str, wanted: str) -> ImproperlyConfigured:
 
 
 def backoff(retry: Retry, failures: int, rand: float) -> float:
-    """Seconds before the next try after `failures` (1 and up) failed ones; `rand` in [0, 1) draws
-    the jittered half.
+    """Seconds before the next try after `failures` (1 and up) failed ones; `rand` is in [0, 1).
 
-    The jitter is the one called "equal" in "Exponential Backoff And Jitter" (AWS Architecture Blog,
-    2015). "Full" jitter may also return at once; calls here are spaced by the limits already, and a
-    provider that just failed is better left alone for a while.
+    The jitter is "equal" of "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): unlike
+    "full", it leaves a provider that just failed alone for a while.
     """
     whole = min(retry.cap, _exponential(failures, float(retry.base), float(retry.factor)))
     return whole / 2 + whole / 2 * rand if retry.jitter else whole

@@ -66,9 +66,7 @@ def clean(
 
 
 def overdue_for(using: str) -> timedelta:
-    """For how long the call that is longest past its retention has been so; zero where none is. One
-    row of an index for each final status.
-    """
+    """For how long the call longest past its retention has been; zero where none is. By index."""
     late = timedelta(0)
     for status, cut in _cutoffs(using, None):
         ended = _overdue(using, status, cut).order_by("finished_at_dt")

@@ -34,9 +34,7 @@ def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False)
 
 
 def as_response(status: int, headers: Any, body: bytes | None, url: str) -> Any:
-    """An answer as `classify` and `settle` know it; `body`: as much as is known of it, None where
-    it is not: to read it raises.
-    """
+    """An answer as `classify` and `settle` know it; to read a `body` that is None raises."""
     response: Any = requests.Response()
     response.status_code, response.url = status, url
     response.headers = CaseInsensitiveDict(headers)

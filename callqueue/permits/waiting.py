@@ -92,9 +92,7 @@ class Waiter:
         self._opens_at = self._beat_at = self._slot_at = 0.0
 
     def step(self) -> Job | float:
-        """Look, or make a pass: the begun attempt as a job, or the seconds until the next step.
-        NotNow once the wait is over.
-        """
+        """Look, or make a pass: the begun job, or seconds until the next step. Too late: NotNow."""
         return apart(self.using, lambda: database.persist(self.using, self._step, during="permit"))
 
     def withdraw(self) -> None:

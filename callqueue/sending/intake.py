@@ -1,5 +1,4 @@
-"""Intake: turns what the application sends into rows, or refuses it with the field's name. The only
-way in.
+"""Intake, the only way in: turns what is sent into rows, or refuses it with the field's name.
 
 It asks the router, finds the rule, checks everything, and inserts in the caller's transaction; a
 unique key that an unfinished call carries gives that call instead. It does no network.

@@ -1,6 +1,4 @@
-"""The copy of a call's data in JSON's own types and Secrets, and the checks of send's other
-arguments.
-"""
+"""The copy of a call's data in JSON's types and Secrets; checks of send's other arguments."""
 
 from __future__ import annotations
 

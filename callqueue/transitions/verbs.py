@@ -52,12 +52,10 @@ def release(
     """Release calls, by the queue that each goes by, at an instant of wall time. In the transaction
     that charges them, and has them locked in a state that may be released.
 
-    A released call is due by then: one that is due later was postponed since. (Where the clock was
-    set back, it was due by the clock as it was.)
-
-    A release may be lost in a crash of the database: its call then waits as before, and its message
-    finds nothing to begin. One that is begun with its charge waits for the disk, as begin does, and
-    returns these columns of the calls ("c"). `is_lazy`: no other release of the transaction is.
+    A released call is due by then: one that is due later was postponed since. A crash of the
+    database may lose a release: its call waits as before, and its message finds nothing to begin.
+    What is begun with its charge waits for the disk, and returns these columns of the calls ("c").
+    `is_lazy`: no other release of the transaction is.
     """
     table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
@@ -404,8 +402,7 @@ def owes_announcement(result: Result) -> bool:
 
 
 def clock_correction(result: Result, reading: Reading) -> timedelta:
-    """By how much the result's instants, as of begin, lie before the latest that they can be by
-    this reading.
+    """How far the result's instants, as of begin, lie before the latest possible by this reading.
 
     0 within the tolerance: the two clocks have gone on alike, and those of begin are closer. Time
     is counted to just before the reading, so what is moved by this never gets too early.

@@ -174,9 +174,8 @@ class Limit:
 
     @property
     def jitter_us(self) -> int:
-        """Microseconds: where none is given, 0.05 s or 2 % of the window, whichever is more. A call
-        ages from its answer where that is sooner, so a long window's jitter costs no more than an
-        answer takes.
+        """Microseconds: where none is given, 0.05 s or 2 % of the window, whichever is more. It
+        costs no more than an answer takes: a call ages from that where it is sooner.
         """
         if self.jitter is not None:
             return round(self.jitter * SECOND)
