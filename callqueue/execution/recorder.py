@@ -50,7 +50,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
         except Exception as error:
             if interruption(error) is not None:
                 raise
-            if not database.may_pass(error) and not starved(error):
+            if not database.is_transient(error) and not starved(error):
                 return _record_apart(using, ended, error)
             _wait_for_database(using, ended, error, pause)
             pause = min(2.0, pause * 2)
