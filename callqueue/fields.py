@@ -111,7 +111,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return f"{SEALED}:{seal(text, keys, place=self.place, row=row)}"
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        row, text = _with_row(value)
+        row, text = _split_row(value)
         if text is None:
             return None
         if not text.startswith(f"{SEALED}:"):
@@ -205,7 +205,7 @@ def _identity(row: Any) -> str:
     return str(row).replace("-", "")
 
 
-def _with_row(value: Any) -> tuple[str, Any]:
+def _split_row(value: Any) -> tuple[str, Any]:
     if not isinstance(value, str) or not value.startswith(_ROW):
         return "", value
     row, _, rest = value[len(_ROW) :].partition("|")

@@ -113,14 +113,15 @@ def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shap
     return Shape(
         tuple(fields),
         tuple(connection.ops.quote_name(field.column) for field in fields),
-        unready=tuple((i, _preparing(using, f)) for i, f in placed if type(f) not in _READY),
+        unready=tuple((i, _preparer_of(using, f)) for i, f in placed if type(f) not in _READY),
         sealed=tuple((i, f) for i, f in placed if getattr(f, "bound_to", "") == key.name),
         names=columns,
         types=", ".join(types),
     )
 
 
-def _preparing(using: str, field: Any) -> Callable[[Any], Any]:
+def _preparer_of(using: str, field: Any) -> Callable[[Any], Any]:
+    # Of a JSON column a driver makes a wrapper, which json does not know.
     if hasattr(field, "in_document"):
         return field.in_document  # type: ignore[no-any-return]
     return lambda value: _bare(field.get_db_prep_save(value, connections[using]))
