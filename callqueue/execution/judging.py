@@ -41,37 +41,37 @@ def of_answer(job: Job, answer: Answer) -> Result:
         sent_at = min(ended_at, job.shown_at(arrived))
     if answer.sent and job.call.first_sent_dt is None:
         job.call.first_sent_dt = job.wall(sent_at or ended_at)
-    return _of_answer(job, answer, job.wall(ended_at)).at(ended_at, ended_mono, sent_at)
+    return _of_answer(job, answer, job.wall(ended_at)).stamp(ended_at, ended_mono, sent_at)
 
 
 def of_value(job: Job, value: object) -> Result:
     ended_at, ended_mono = job.now(), clocks.monotonic()
     verdict = value if isinstance(value, outcome.OUTCOMES) else Succeeded(value)
-    return _judged(job, verdict, job.wall(ended_at)).at(ended_at, ended_mono)
+    return _judged(job, verdict, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def failed(job: Job, why: str) -> Result:
     """Nothing was sent, or a handler failed: retried under the rule's Retry."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    return transitions.after_failure(job, why, job.wall(ended_at)).at(ended_at, ended_mono)
+    return transitions.after_failure(job, why, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def lost(job: Job, why: str) -> Result:
     """Sent, and no answer: the rule's `on_lost` decides."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    return transitions.after_loss(job, why, job.wall(ended_at)).at(ended_at, ended_mono)
+    return transitions.after_loss(job, why, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def unfit(job: Job) -> Result:
     if job.unfit == claim.EXPIRED:
-        return transitions.after_expiry(job).at(job.now(), Mono(0.0))
+        return transitions.after_expiry(job).stamp(job.now(), Mono(0.0))
     if job.unfit == claim.NEWER:
         return transitions.after_void(job, job.unfit, job.wall(job.now()) + ELSEWHERE)
     if job.unfit == claim.STARVED:
         starvation.shortage.begin(claim.STARVED)
         return transitions.after_void(job, claim.STARVED)
     given_up = transitions.after_giving_up(job, job.unfit or "", states.VOIDED)
-    return given_up.at(job.now(), Mono(0.0))
+    return given_up.stamp(job.now(), Mono(0.0))
 
 
 def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:

@@ -98,7 +98,10 @@ class Result:
     kept: Mapping[str, Any] | None = field(default=None, repr=False)
     is_bare: bool = False  # its texts were left out, since they could not be stored
 
-    def at(self, ended_at: datetime, ended_mono: Mono, sent_at: datetime | None = None) -> Result:
+    def stamp(
+        self, ended_at: datetime, ended_mono: Mono, sent_at: datetime | None = None
+    ) -> Result:
+        """This result, ended then."""
         self.ended_at, self.ended_mono, self.sent_at = ended_at, ended_mono, sent_at
         return self
 

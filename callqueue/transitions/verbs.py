@@ -108,7 +108,7 @@ def record(
     count = _of_their_workers(using, rows)
     if count < len(rows):
         results = _only_written(using, results, rows)
-    results = [_with_due_at(result, locked.reading) for result in results]
+    results = [_with_due_at_corrected(result, locked.reading) for result in results]
     ended = [
         ends.as_by_now(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
         for one in results
@@ -414,7 +414,7 @@ def clock_correction(result: Result, reading: Reading) -> timedelta:
     return timedelta(0) if timedelta(0) <= by <= TOLERANCE else by
 
 
-def _with_due_at(result: Result, reading: Reading) -> Result:
+def _with_due_at_corrected(result: Result, reading: Reading) -> Result:
     """A retry waits as long as it was to, whatever the clock has done since."""
     if result.ended_at is None or result.due_at < result.job.wall(result.ended_at):
         return result
