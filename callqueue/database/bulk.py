@@ -121,7 +121,6 @@ def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shap
 
 
 def _preparer_of(using: str, field: Any) -> Callable[[Any], Any]:
-    # Of a JSON column a driver makes a wrapper, which json does not know.
     if hasattr(field, "in_document"):
         return field.in_document  # type: ignore[no-any-return]
     return lambda value: _bare(field.get_db_prep_save(value, connections[using]))

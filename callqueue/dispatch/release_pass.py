@@ -398,7 +398,7 @@ def _lock(
     found = database.rows(using, _lock_sql(using, group), group)
     if len(found) < len(group):
         return None
-    reading = ledger_time.brought(using, before, *found[0][:2])
+    reading = ledger_time.reading_of(using, before, *found[0][:2])
     rows = {
         rule: LockedRule(passes, served, database.loaded(memo), bool(corrected))
         for _, _, _, rule, passes, served, memo, corrected, *_ in found

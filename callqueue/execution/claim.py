@@ -195,7 +195,7 @@ def _read_clock(
     """The clock that the rows brought, narrowed by earlier readings; since when it is steady."""
     if rows:
         shown, moved = (rows[0][name] for name in _READING)
-        reading = ledger_time.brought(using, before, shown, moved)
+        reading = ledger_time.reading_of(using, before, shown, moved)
     else:
         reading = ledger_time.read(using)
     narrowed, steady_from = ledger_time.watch(using).take(reading)

@@ -242,7 +242,9 @@ class Account:
         may_owe = self.book.may_owe(budget)
         usage = Usage(self.open.get(scope, 0), aged, since, may_owe=may_owe)
         if limit.keeps_level and not limit.is_keyed:
-            return memo.brought_up(self.memo, budget, value, usage, self._oldest_open, self.now)
+            return memo.usage_since_kept_level(
+                self.memo, budget, value, usage, self._oldest_open, self.now
+            )
         return usage
 
     def answered(self) -> list[Scope]:

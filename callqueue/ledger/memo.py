@@ -99,11 +99,11 @@ def kept_level(memo: Memo, budget: Budget, value: str, since: Us, now: Us) -> Le
     return level if since <= level.at <= now else None
 
 
-def brought_up(
+def usage_since_kept_level(
     memo: Memo, budget: Budget, value: str, usage: Usage, oldest_open: Us, now: Us
 ) -> Usage:
-    # The usage since the kept level; and keep that of the oldest instant that an open attempt may
-    # still age from, or be charged more from.
+    # And keep the level of the oldest instant that an open attempt may still age from, or be
+    # charged more from.
     known = kept_level(memo, budget, value, usage.since, now)
     if known:
         newer = [charge for charge in usage.aged if charge[0] > known.at]

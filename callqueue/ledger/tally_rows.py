@@ -165,7 +165,7 @@ def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple
         f"AND (finished_at IS NULL OR finished_at > %s) AND outcome <> %s GROUP BY {column}"
     )
     params = [*of_cost, *of_former, *_parameters(using, horizon), states.VOIDED]
-    for value, spent in _by_value(using, budget, sql, params):
+    for value, spent in _rows_by_value(using, budget, sql, params):
         yield value, int(spent or 0)
 
 
@@ -183,7 +183,7 @@ def by_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[s
     )
     instants = _parameters(using, begin, end)
     params = [*of_cost, *budget.rules, *of_former, *instants, states.VOIDED]
-    for value, ended, spent in _by_value(using, budget, sql, params):
+    for value, ended, spent in _rows_by_value(using, budget, sql, params):
         yield value, instant_us(ended), int(spent or 0)
 
 
@@ -260,9 +260,10 @@ def _former_where(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
     return [where for where, _ in found], [one for _, params in found for one in params]
 
 
-def _by_value(
+def _rows_by_value(
     using: str, budget: Budget, sql: str, params: Sequence[Any]
 ) -> Iterable[tuple[Any, ...]]:
+    """The rows of a SELECT, with the budget's value in place of the key or queue of each."""
     for told, *rest in rows(using, sql, params):
         yield _value(budget, told), *rest
 

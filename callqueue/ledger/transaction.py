@@ -71,7 +71,7 @@ def transaction(
     def once() -> T:
         with database.writing(using):
             if calls is None:
-                locked = Locked(ledger_time.held(using, lazily=lazily), {})
+                locked = Locked(ledger_time.read_held(using, lazily=lazily), {})
             else:
                 free, reading = calls_to_end(using, calls, lazily=lazily)
                 locked = Locked(reading, free)
@@ -135,8 +135,8 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
 def calls_to_end(
     using: str, pks: Sequence[int], *, lazily: bool = False
 ) -> tuple[dict[int, Out], Reading]:
-    """Lock those of these calls that nobody else has; and the clock, as `ledger_time.held` reads
-    it. One statement, where any is free. In a transaction.
+    """Lock those of these calls that nobody else has; and the clock, as `read_held` does. One
+    statement, where any is free. In a transaction.
     """
     before, more = clocks.monotonic(), ledger_time.ends_sql(using, lazily=lazily)
     found = database.rows(
@@ -149,9 +149,9 @@ def calls_to_end(
     )
     if found:
         moved, shown = found[0][5:7]
-        reading = ledger_time.brought_held(using, before, shown, moved)
+        reading = ledger_time.held_reading_of(using, before, shown, moved)
     else:
-        reading = ledger_time.held(using, lazily=lazily)
+        reading = ledger_time.read_held(using, lazily=lazily)
     return {
         pk: Out(status, number, callback, None if due is None else from_us(instant_us(due)))
         for pk, status, number, callback, due, *_ in found

@@ -137,7 +137,7 @@ def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
     )
     before, found = clocks.monotonic(), rows(using, sql)
     *shown, until, version = found[0][:4]
-    reading = ledger_time.brought(using, before, *shown)
+    reading = ledger_time.reading_of(using, before, *shown)
     signs = [
         alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)
         for *_, name, at, kind, digest, broker in found

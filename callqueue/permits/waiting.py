@@ -216,7 +216,7 @@ class Waiter:
         conf.current().rule(self.rule)  # UnknownRule where the settings have it no more
         party = _parties.setdefault(using, Party(using))
         known = party.book
-        book = party.brought_up(conf.current().book, is_outdated=self._is_outdated)
+        book = party.book_to_charge_by(conf.current().book, is_outdated=self._is_outdated)
         if book is not known or self._streak.locked:
             release_pass.ensure_states(using, book.groups[self.rule])
         lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
