@@ -54,7 +54,7 @@ class CallQueueCollector:
 
     def __init__(self, using: str = "default") -> None:
         self.using = using
-        _client()
+        _client()  # says at once what is not installed
 
     def describe(self) -> Iterable[Any]:
         """Nothing: registering must not read the database."""

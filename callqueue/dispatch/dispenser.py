@@ -414,6 +414,7 @@ class Membership:
         return self.party.book
 
     def heartbeat(self) -> None:
+        """Give a sign of life, and one of its opinion; note whether others' have changed."""
         self._give_sign()
         self.is_outdated |= self.party.heartbeat()
 

@@ -146,6 +146,7 @@ class KeysInTurn:
         return found, without
 
     def _block(self, turn: Turn, budget: Budget, value: str, cost: int = 1) -> None:
+        """Let the key wait for so much room in the budget, or for an answer; note until when."""
         scope, meter = (budget.id, value), self.account.meter(budget, value)
         instant = meter.known_at(cost)
         if budget.id in self.account.tallies:

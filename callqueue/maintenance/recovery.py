@@ -139,6 +139,8 @@ ALL = (void_unbegun, end_lost, transitions.end_deferred, expire, fail_orphans)
 
 @dataclass(frozen=True)
 class Sign:
+    """A sign of life, and what the database had by then: where that is gone, it was put back."""
+
     at: datetime
     newest: tuple[int, datetime, str] | None  # attempt then: its id, its release, its rule
     moved: int = 0  # how far the ledger was
