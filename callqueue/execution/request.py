@@ -23,7 +23,7 @@ from callqueue.execution.recorder import NOTHING, unstorable
 from callqueue.execution.starvation import starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
 from callqueue.security.redaction import REDACTED, redact_headers
-from callqueue.security.withholding import WITHHELD, at_work, clean, holds, payload_of, withhold
+from callqueue.security.withholding import WITHHELD, at_work, clean, payload_of, tells, withhold
 from callqueue.sending.disclosure import disclose
 from callqueue.transitions import Job, Result
 
@@ -254,7 +254,7 @@ def _cut(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
 
 
 def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> dict[str, str]:
-    if values and holds("\n".join([*kept, *kept.values()]), values):
+    if values and tells("\n".join([*kept, *kept.values()]), values):
         long = {withhold(name, values) for name in long}
         kept = {withhold(name, values): withhold(text, values) for name, text in kept.items()}
     kept = redact_headers(kept)
@@ -289,11 +289,11 @@ def _without_secrets(
         return None
     start = content[: most + EDGE]
     text = texts.decoded(start, charset)
-    is_told = holds(text, values)
+    is_told = tells(text, values)
     # letters of a charset that is falsely claimed would be the secret's bytes, two or four in one
     if not text.isascii() and (not is_told or texts.charset(charset).startswith(_WIDE)):
         as_it_stands = texts.storable(start.decode("latin-1"))
-        if holds(as_it_stands, values):
+        if tells(as_it_stands, values):
             text, is_told = as_it_stands, True
     return withhold(text, values) if is_told else None
 

@@ -47,7 +47,7 @@ def wants_body(permit: Permit) -> bool:
     return rule.classify is not None or rule.settle is not None
 
 
-def lasts(permit: Permit) -> bool:
+def is_charged_until_read(permit: Permit) -> bool:
     """Whether it is charged until the whole body has come: a limit counts what is in flight."""
     return any(limit.counts_in_flight for limit in permit.job.sound_rule.limits)
 
@@ -100,7 +100,7 @@ class PermitAdapter(HTTPAdapter):
             permit.end_with(permit.result_of(error))
             raise
         result = judged(permit, told)
-        if stream and lasts(permit):
+        if stream and is_charged_until_read(permit):
             permit.answered(result)
             _after(response.raw, lambda: permit.end_with(result))
         else:
