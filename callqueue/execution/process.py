@@ -76,7 +76,7 @@ def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
 
 def _hand_on(using: str, message: Message, task: Any) -> None:
     """Let another process begin what is left; where the broker takes no message, give it back."""
-    options, lasts = broker.naming(using), conf.current().release_lease
+    options, lasts = broker.database_kwargs(using), conf.current().release_lease
     try:
         broker.send(task, (message.left,), options, queue=message.queue, lasts=lasts)
     except Exception as error:

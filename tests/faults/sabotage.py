@@ -101,7 +101,7 @@ class Sabotage(AppConfig):
         _wrap("before-commit", maker, "take_off", after=True)  # its calls are being composed
         _wrap("before-clearance", flight.Clearance, "give")
         _wrap("before-publish", publisher, "pack")
-        _wrap("inside-publish", publisher, "naming")
+        _wrap("inside-publish", publisher, "database_kwargs")
         _wrap("after-publish", Dispenser, "_release")
 
 
