@@ -94,7 +94,7 @@ class QueuedTask(DjangoTask):
         limit.
         """
         args, kwargs = self._checked(tuple(args or ()), dict(kwargs or {}))
-        refuse(self, options)
+        refuse_options(self, options)
         task_id = task_id or uuid()
         if self._get_app().conf.task_always_eager:
             options |= {"link": link, "link_error": link_error}
@@ -236,7 +236,7 @@ def _task_id_of(call: CallQueue | None, task_id: str) -> str:
 
 
 @cache
-def known() -> frozenset[str]:
+def known_options() -> frozenset[str]:
     takes = (Task.apply_async, Task.apply, Celery.send_task, AMQP.as_task_v2, Producer.publish)
     celerys = {name for one in takes for name in inspect.signature(one).parameters}
     # the last: canvas leaves them among a signature's options
@@ -244,7 +244,7 @@ def known() -> frozenset[str]:
     return frozenset((celerys | also) - {"self", "name", "body", "options", "properties"})
 
 
-def refuse(task: QueuedTask, options: Mapping[str, Any]) -> None:
+def refuse_options(task: QueuedTask, options: Mapping[str, Any]) -> None:
     """InvalidCall for an option that cannot be honoured or is unknown: none is dropped silently."""
     stamps = set(options.get("stamped_headers") or ())
     for name, value in options.items():
@@ -254,8 +254,8 @@ def refuse(task: QueuedTask, options: Mapping[str, Any]) -> None:
             raise InvalidCall(name, "is 'json' for every call: arguments are stored as JSON")
         if name in REFUSED:
             raise InvalidCall(name, REFUSED[name])
-        if name not in known():
-            why = f"is no option of a QueuedTask{texts.suggest(name, sorted(known()))}"
+        if name not in known_options():
+            why = f"is no option of a QueuedTask{texts.suggest(name, sorted(known_options()))}"
             raise InvalidCall(name, why)
     everywhere = task._get_app().conf
     for name, why in REFUSED.items():
