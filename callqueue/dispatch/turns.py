@@ -93,7 +93,11 @@ class KeysInTurn:
             keyed = [one.limit.window_us for one in self.account.budgets if one.limit.is_keyed]
             latest = self.account.until + max(keyed, default=0) + 2 * ready_calls.LIFTED
             ready_calls.wake(
-                self.using, self.account.rules, self.account.until, latest, _freed(self.account)
+                self.using,
+                self.account.rules,
+                self.account.until,
+                latest,
+                _freed_scopes(self.account),
             )
 
     def _look_at(self, rule: str, most: int, least: int) -> list[Turn]:
@@ -215,7 +219,7 @@ class KeysInTurn:
         return min((at for at in instants if at is not None), default=None)
 
 
-def _freed(account: Account) -> set[str]:
+def _freed_scopes(account: Account) -> set[str]:
     freed = {
         ready_calls.blocked_on_room((one.budget.id, value))
         for one in account.tallies.values()

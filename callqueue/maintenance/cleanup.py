@@ -107,7 +107,9 @@ def _prune(
         cleaned.attempts += database.delete_each(tables.CallAttempt, using, orphans)
     cleaned.holds += _ended_holds(using).delete()[0]
     settings.forget_lapsed(using, _credited(using))
-    tables.dispensers(using).filter(seen_at__lt=_credited(using) - recovery.memory(using)).delete()
+    tables.dispensers(using).filter(
+        seen_at__lt=_credited(using) - recovery.remembered_for(using)
+    ).delete()
     after = 0
     while gone := untimed(using, partial(_delete_turns, using, after)):
         after = gone[-1]

@@ -186,7 +186,7 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     """
     seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
     if seen is None:
-        is_recent = ledger_time.now(using) - last.at < memory(using)
+        is_recent = ledger_time.now(using) - last.at < remembered_for(using)
         return not _has_attempt(using, last.newest) and is_recent
     # The clock may have jumped when it was given, and it was put right once somebody knew: as what
     # was written while he was about it.
@@ -215,7 +215,7 @@ def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
     )
 
 
-def memory(using: str) -> timedelta:
+def remembered_for(using: str) -> timedelta:
     """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),
