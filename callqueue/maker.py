@@ -41,7 +41,11 @@ class Maker:
         http = sum(job.call.method in HTTP_METHODS for job in under_way)
         handled = [job for job in under_way if job.call.method not in HTTP_METHODS]
         hung = min(HUNG, sum(job.lease_ends < now for job in handled))
-        most = 0 if starvation.shortage.is_on else min(process.most(), self.flight.crew.most())
+        most = (
+            0
+            if starvation.shortage.is_on
+            else min(process.max_in_flight(), self.flight.crew.max_jobs())
+        )
         return Room(most - http, min(most, HANDLED + hung) - len(handled))
 
     def taker(self) -> Taker:

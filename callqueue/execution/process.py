@@ -62,7 +62,7 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     """Make calls in the task itself, whose time limits may strike them; the count begun."""
     starvation.shortage.rest(patience(task))
-    if not most():
+    if not max_in_flight():
         _give_back(using, attempt_ids)
         return 0
     with database.kept_connection(using):
@@ -104,7 +104,7 @@ def patience(task: Any) -> float | None:
     return min(limits) / 3 if limits else None
 
 
-def most() -> int:
+def max_in_flight() -> int:
     """How many calls this process may have in flight: CALLS_PER_SLOT for each of its slots, but no
     more than it has descriptors for; none where the worker was told to go. A child of the prefork
     pool is one slot; the process of any other pool has them all.
@@ -114,7 +114,7 @@ def most() -> int:
     pid, worker = _worker
     slots = getattr(worker, "concurrency", 1) if pid == os.getpid() else 1
     wanted = conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
-    return int(min(wanted, starvation.most()))
+    return int(min(wanted, starvation.spare_descriptors()))
 
 
 def is_told_to_go() -> bool:
@@ -126,7 +126,7 @@ def flight_of(using: str) -> Flight:
     with _lock:
         flight = _flights.get(using)
         if flight is None or flight.pid != os.getpid():
-            flight = _flights[using] = Flight(using, most)
+            flight = _flights[using] = Flight(using, max_in_flight)
         return flight
 
 
