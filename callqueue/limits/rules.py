@@ -18,10 +18,6 @@ MAX_NAME = 100  # the width of the columns that hold names of rules, queues and 
 HOSTS_WANTED = (
     "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
 )
-PLACES_WANTED = (
-    "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', "
-    "without scheme or path"
-)
 
 
 @with_known_fields
@@ -166,17 +162,6 @@ def is_host_pattern(text: str) -> bool:
     """Whether it is a host's name, an address, "*.example.com" or "*": no scheme, port, path."""
     name = text.removeprefix("*.") if text != "*" else "any"
     return bool(name) and not re.search(r"[\s/@*]", name) and (name.count(":") != 1)
-
-
-def is_place_pattern(text: str) -> bool:
-    """Whether it is a host pattern, perhaps with a port: "api.example.com:8443", "[::1]:8080"."""
-    host, port = split_place(text)
-    return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
-
-
-def split_place(text: str) -> tuple[str, int | None]:
-    named = re.fullmatch(r"([^:]+|\[[^\]]*\]):([0-9]{1,5})", text, re.ASCII)
-    return (named[1], int(named[2])) if named else (text, None)
 
 
 def _check_limits(rule: Rule) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.limits.rules import PLACES_WANTED, is_place_pattern
+from callqueue.security.addresses import PLACES_WANTED, is_place_pattern
 
 MARK = "$secret"
 _MARK = re.compile(r"\$+secret")
