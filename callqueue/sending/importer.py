@@ -52,7 +52,7 @@ def send_file(
     any other it is data. `refused` is told (line, why) of each bad line, `progress` the lines done.
     """
     if rule is not None:
-        conf.current().rule(rule)
+        conf.current().rule(rule)  # else UnknownRule
     done, same = Imported(), {} if rule is None else {"rule": rule}
     with transaction.atomic(using=using):
         prepared = _prepared(source, done, same, names_secrets, refused)
