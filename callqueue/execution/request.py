@@ -219,7 +219,7 @@ def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
     if response is None:
         if result.outcome != states.SUCCEEDED:
             return NOTHING
-        return {**NOTHING, **_body(_as_json(result.value), "utf-8", result, values)}
+        return {**NOTHING, **_columns_of_body(_as_json(result.value), "utf-8", result, values)}
     columns: dict[str, Any]
     columns, content = {"response_status": response.status_code}, response.content or b""
     headers, long, size = _cut(response.headers)
@@ -231,8 +231,8 @@ def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
         empty = {"response_headers": {}, "response_body": NOT_KEPT, "response_size": size}
         return {**columns, **empty, "response_form": answers.WITHHELD}
     try:
-        columns["response_headers"] = _cleaned(headers, long, values)
-        return {**columns, **_body(content, response.encoding, result, values)}
+        columns["response_headers"] = _cleaned_headers(headers, long, values)
+        return {**columns, **_columns_of_body(content, response.encoding, result, values)}
     finally:
         if turn is not None:
             turn.release()
@@ -253,7 +253,9 @@ def _cut(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
     return kept, long, size
 
 
-def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> dict[str, str]:
+def _cleaned_headers(
+    kept: dict[str, str], long: set[str], values: tuple[str, ...]
+) -> dict[str, str]:
     if values and tells("\n".join([*kept, *kept.values()]), values):
         long = {withhold(name, values) for name in long}
         kept = {withhold(name, values): withhold(text, values) for name, text in kept.items()}
@@ -263,7 +265,7 @@ def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> d
     return {name[:LONGEST_NAME]: text[:LONGEST_VALUE] for name, text in kept.items()}
 
 
-def _body(
+def _columns_of_body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
     most = conf.current().kept_bytes(result.job.rule)

@@ -37,7 +37,7 @@ REASONS = {
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",
     "maintenance/cleanup.py:_cutoffs": "how long ended calls are kept; what counts, the ledger says",
     "execution/judging.py:_cut_note": OWN,
-    "execution/request.py:_body": OWN,
+    "execution/request.py:_columns_of_body": OWN,
     "execution/process.py:max_in_flight": OWN,
     "ledger/holds.py:_announce": "which queue's workers tell of it",
     "execution/process.py:_hand_on": OWN,
