@@ -93,7 +93,7 @@ class QueuedTask(DjangoTask):
         meaning here and where to set it. Under `task_always_eager` the task runs at once, under no
         limit.
         """
-        args, kwargs = self._checked(tuple(args or ()), dict(kwargs or {}))
+        args, kwargs = self._checked_arguments(tuple(args or ()), dict(kwargs or {}))
         refuse_options(self, options)
         task_id = task_id or uuid()
         if self._get_app().conf.task_always_eager:
@@ -150,7 +150,7 @@ class QueuedTask(DjangoTask):
 
     map = starmap = chunks = _many
 
-    def _checked(
+    def _checked_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.typing and (header := getattr(self, "__header__", None)) is not None:

@@ -154,13 +154,13 @@ def _readings(text: str) -> Iterator[str]:
             _NESTED.sub(lambda found: found[0][0], text) if "%25" in text or "&" in text else text
         )
         text = unquote(text, encoding="latin-1") if "%" in text else text
-        text = _folded(_ESCAPE.sub(_meant, text) if "\\" in text or "&" in text else text)
+        text = _folded(_ESCAPE.sub(_character_of, text) if "\\" in text or "&" in text else text)
         if text == before:
             return
         yield text
 
 
-def _meant(escape: re.Match[str]) -> str:
+def _character_of(escape: re.Match[str]) -> str:
     group = escape.lastindex
     if group in (None, _LETTER):
         return _LETTERS[escape[group]] if group else ""
@@ -277,7 +277,9 @@ def _encoded(piece: str) -> Iterator[tuple[int, str]]:
 
 def _without_payload(text: str, strings: Sequence[str]) -> str:
     """The text without them, as they stand or as errors show them, or 24 characters of them."""
-    forms = sorted({form for string in strings for form in _spelled(string)}, key=len, reverse=True)
+    forms = sorted(
+        {form for string in strings for form in _spellings(string)}, key=len, reverse=True
+    )
     long = "\0".join(form for form in forms if len(form) > _PAYLOAD_PART)
     text = "".join(_runs(text, long)) if long else text
     for form in forms:
@@ -303,7 +305,7 @@ def _runs(text: str, long: str) -> Iterator[str]:
     yield text[done:]
 
 
-def _spelled(string: str) -> Iterator[str]:
+def _spellings(string: str) -> Iterator[str]:
     yield string
     for quoted in (repr(string), ascii(string), json.dumps(string)):
         yield quoted[1:-1]
