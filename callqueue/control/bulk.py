@@ -46,12 +46,14 @@ def batches(rows: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
     """Make a move with all of these calls that it may start from, in the order of their numbers."""
     last = 0
     using = rows.db
-    while done := _persist(using, partial(untimed, using, partial(_move, rows, move, last, log))):
+    while done := _persist(
+        using, partial(untimed, using, partial(_move_batch, rows, move, last, log))
+    ):
         last = done.last
         yield done
 
 
-def _move(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
+def _move_batch(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
     using = rows.db
     able = rows.filter(status__in=move.sources, pk__gt=after).order_by("pk")
     before = dict(able.values_list("pk", "status")[:BATCH])

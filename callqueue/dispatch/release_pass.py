@@ -314,7 +314,7 @@ def release(
     another dispenser holds the group, or the book is not what is in force.
     """
     book = book or settings.book_in_force(using)
-    watch, batch = _watch(using), int(min(batch, room.most))
+    watch, batch = _agreed_watch(using), int(min(batch, room.most))
     clear, is_committed = None, False
     try:
         with database.writing(using):
@@ -373,7 +373,7 @@ class _Locked:
         return from_us(self.now + self.reading.moved)
 
 
-def _watch(using: str) -> ledger_time.Watch:
+def _agreed_watch(using: str) -> ledger_time.Watch:
     watch = ledger_time.watch(using)
     if not database.in_transaction(using):
         if watch.wants_look:
