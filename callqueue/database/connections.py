@@ -32,8 +32,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 10.0) -> T:
-    """What `work` returns; done anew, whole, where the database went away under it or would not
-    have it beside other work.
+    """What `work` returns; done anew, whole, where the database went away or refused it.
 
     For work that may be repeated although it was done: the answer to a commit may be lost. The
     second try comes at once on a new connection, later ones after growing pauses, until `seconds`

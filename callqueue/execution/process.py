@@ -33,8 +33,7 @@ before_landing: list[Callable[[float | None], None]] = []
 
 
 def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Begin these attempts, those that are still to be begun; the count. Their calls are under way
-    then.
+    """Begin these attempts, those still to be begun, and get their calls under way; the count.
 
     Returns when this process has room for another call. What there is no room for goes on to
     another process; what was not begun well before a time limit of the task is given back, and so

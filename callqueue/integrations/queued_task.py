@@ -85,8 +85,7 @@ class QueuedTask(DjangoTask):
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """Queue a call that runs the task, in the caller's transaction; its result, with the row as
-        `.call`.
+        """Queue a call that runs the task, in this transaction; its result, the row as `.call`.
 
         `countdown` and `eta` become the call's not_before, `expires` its expires_at. Raises what
         `send` raises: InvalidCall names the argument that is no JSON, or the option that has no

@@ -1,5 +1,5 @@
 """Takes back what was released and never begun, ends what was begun and fell silent, and expires
-what waited too long.
+what waited too long. Below: dispensers' signs of life, which tell that a backup was put back.
 
 Everything is fenced by the rows' own state and by the attempt's number, so any number may run. A
 row that somebody has locked is passed over.
@@ -135,6 +135,9 @@ def _fail_orphans_of(using: str, rule: str) -> int:
 
 # each looks for what nobody else brings about
 ALL = (void_unbegun, end_lost, transitions.end_deferred, expire, fail_orphans)
+
+
+# --- signs of life, and what a database that was put back has forgotten
 
 
 @dataclass(frozen=True)

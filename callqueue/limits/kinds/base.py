@@ -274,8 +274,7 @@ class Limit:
     def seconds_until_gone(
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
-        """Seconds until a backlog that charges `amount` has passed; None where that hangs on
-        unknown latencies. An estimate.
+        """Seconds until a backlog of `amount` has passed, by estimate; None: latencies decide.
 
         `latency`: how long a call is charged before it ages, in seconds, 0 where it is not known.
         """
