@@ -93,7 +93,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         """As Django's. What is made or changed is as with `save`."""
         objs = list(objs)
         for one in objs:
-            made_by_other_code(one)
+            leave_to_promotion(one)
         if update_fields:
             update_fields = {*update_fields}
             update_fields |= also_written(update_fields).keys()
@@ -114,8 +114,8 @@ def also_written(names: Collection[str]) -> dict[str, bool]:
     return {"ready": False} if is_looked_at else {}
 
 
-def made_by_other_code(call: CallQueue) -> None:
-    """It is to be inserted. A copy of one that was ready may be due later."""
+def leave_to_promotion(call: CallQueue) -> None:
+    """Insert it as not ready, unless it is due now: a copy of one that was may be due later."""
     if not hasattr(call.__dict__.get("due_at_dt"), "resolve_expression"):
         call.ready = False
 

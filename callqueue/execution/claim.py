@@ -205,7 +205,7 @@ def _read_clock(
 def slot(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
-    """Never later than it was ahead at release; exactly that, if the clock may have jumped."""
+    """When it may be sent: no further ahead than at release, and just as far after a jump."""
     if send_at is None:
         return None
     latest = from_us(clock.at) + (send_at - released_at)

@@ -238,7 +238,7 @@ class Connection(HTTPConnection):
         raise Failed(f"{self._name} closes connections before anything is sent")
 
     def putheader(self, header: Any, *values: Any) -> None:
-        """As http.client; requests has looked at it: left is only that nothing ends the line."""
+        """As http.client's. Of its checks one is left to be made: that nothing ends the line."""
         line = header.encode("ascii") + b": "
         for value in values:
             line += value if isinstance(value, bytes) else str(value).encode("latin-1")

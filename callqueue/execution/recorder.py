@@ -158,7 +158,7 @@ def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) 
 def _with_corrections(
     results: Sequence[Result], attempts: list[dict[str, Any]], late: datetime
 ) -> list[dict[str, Any]]:
-    """For all, where one has any. What ended before `late` is recorded late."""
+    """The attempts' columns, with the marks of corrections. Ended before `late`: recorded late."""
     found = [
         correction(
             one.job.attempt.cost, own["cost"], one.outcome, is_late=own["finished_at"] < late

@@ -379,7 +379,7 @@ class Account:
             self._charge_aged(found, by_rule[found.rule])
 
     def _rules_by_since(self, budgets: Sequence[Budget]) -> dict[Us, list[str]]:
-        """No rule's attempts are read for the sake of a longer window of another's."""
+        """The rules by the instant since which their attempts count: none by another's window."""
         since: dict[str, Us] = {}
         for budget in budgets:
             for rule in budget.charging_rules:

@@ -137,7 +137,7 @@ class Waiter:
 
     @property
     def _patience(self) -> float | None:
-        """None: never. What does not wait gets an answer, from a pass or a slot of another's."""
+        """Seconds until it gives up; None: never. With no wait, a pass or another's slot says."""
         if self.wait is None or self.passes:
             return self.left
         return self.began + self.wait + AT_ONCE - now()

@@ -24,9 +24,9 @@ from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger.ledger_time import JUMPS, LedgerNow, moved_sql
 from callqueue.ledger.transaction import (
     Locked,
+    as_ending,
     calls_to_change,
     free_pairs,
-    out_of,
     unbegun_of,
     untimed,
 )
@@ -112,13 +112,13 @@ def record(
     ended = [
         ends.as_by_now(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
         for one in results
-        if ends.is_out(locked.calls.get(one.job.call.id), one.job.attempt.number)
+        if ends.is_ending(locked.calls.get(one.job.call.id), one.job.attempt.number)
     ]
     database.update_each(tables.CallQueue, using, ended)
     others = [one for one in results if one.job.call.id not in locked.calls]
     if others:
         columns = [columns_of_call(one, locked.wall) for one in others]
-        ends.keep(using, [one.job for one in others], columns)
+        ends.defer(using, [one.job for one in others], columns)
     return results
 
 
@@ -146,7 +146,8 @@ def lose(
     lost = tables.attempts(using).filter(pk__in=attempt_ids)
     lost.update(finished_at=locked.now, outcome=LOST, error_message=why)
     rows = [
-        ends.as_by_now(columns_of_call(one, locked.wall), out_of(one.job.call)) for one in results
+        ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call))
+        for one in results
     ]
     fence = f"t.status IN ({database.listed(Move.LOSE.sources)})"
     return database.update_each(tables.CallQueue, using, rows, where=fence)
