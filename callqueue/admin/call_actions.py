@@ -81,10 +81,10 @@ class CallActions(OwnAdmin):
         choice = request.POST.get("confirm")
         if choice is None:
             return self._ask(request, calls, action, form)
-        self._work(request, calls, action, choice)
+        self._act_on(request, calls, action, choice)
         return HttpResponseRedirect(back)
 
-    def _work(
+    def _act_on(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, choice: str
     ) -> None:
         """Work for at most WORKS_S seconds, on the calls that were there when it was asked."""
