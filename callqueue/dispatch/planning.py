@@ -258,6 +258,7 @@ class _Planner:
         return _Way(queue, latest, binding, charges)
 
     def _rank(self, candidate: Candidate, way: _Way) -> tuple[int, int, int, int]:
+        """What goes by first: when it is free, whose turn it is, the most room, the fewest open."""
         names = self.account.book.rules[candidate.rule].queue_names
         turn = 0
         if candidate.queue in names:

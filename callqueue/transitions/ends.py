@@ -222,7 +222,7 @@ def end_deferred(using: str) -> int:
         settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
         kept.filter(pk__in=settled).delete()
         ended = [
-            as_by_now(_columns(row), free[row.call_id])
+            as_by_now(_from_json(row), free[row.call_id])
             for row in rows
             if is_ending(free.get(row.call_id), row.number)
         ]
@@ -255,7 +255,7 @@ def _as_json(columns: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _columns(row: Any) -> dict[str, Any]:
+def _from_json(row: Any) -> dict[str, Any]:
     field: Any = tables.CallQueue._meta.get_field
     return {
         name: field("id" if name == "pk" else name).to_python(value)
