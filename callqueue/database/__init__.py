@@ -69,7 +69,7 @@ from callqueue.database.statements import (
     locking,
     of_each,
     one_view,
-    places,
+    placeholders,
     quoted,
     rows,
     run,

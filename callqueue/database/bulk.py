@@ -24,7 +24,7 @@ from callqueue.database.statements import (
     free_ids,
     is_postgresql,
     listed,
-    places,
+    placeholders,
     quoted,
     rows,
     run,
@@ -303,7 +303,7 @@ def update_each(
         )
     # The keys are told besides: it would read the whole table to join it with a document, whose
     # keys it does not know.
-    fence += f" AND t.{written.columns[same]} = v.v{same} AND t.{key} IN ({places(records)})"
+    fence += f" AND t.{written.columns[same]} = v.v{same} AND t.{key} IN ({placeholders(records)})"
     sets = ", ".join(f"{column} = v.v{i}" for i, column in enumerate(columns, start=1))
     source, bound = written.recordset(values)
     sql = f"UPDATE {table} AS t SET {sets} FROM {source} WHERE t.{key} = v.v0{fence}"

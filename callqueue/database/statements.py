@@ -211,7 +211,7 @@ def quoted(using: str, name: str) -> str:
     return str(connections[using].ops.quote_name(name))
 
 
-def places(values: Sequence[Any]) -> str:
+def placeholders(values: Sequence[Any]) -> str:
     return ", ".join(["%s"] * len(values))
 
 

@@ -428,7 +428,7 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
         f"{settings.version_sql(using)}, "
         f"rule, passes, served, memo, {is_corrected}"
         f"{database.within_idle_seconds(using, rule_rows.SILENT)} "
-        f"FROM {rules} WHERE rule IN ({database.places(group)}) "
+        f"FROM {rules} WHERE rule IN ({database.placeholders(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
     )
 

@@ -20,7 +20,7 @@ from callqueue.database import (
     from_us,
     micros_sql,
     part_sql,
-    places,
+    placeholders,
     rows,
 )
 from callqueue.ledger import ledger_time
@@ -193,7 +193,7 @@ def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
         f"FROM {tables.name(using, 'CallAttempt')} a "
         f"LEFT JOIN {tables.name(using, 'CallQueue')} c "
         "ON c.id = a.call_id AND c.last_attempt = a.number "
-        f"WHERE a.rule IN ({places(names)}) "
+        f"WHERE a.rule IN ({placeholders(names)}) "
         "AND a.finished_at > %s AND a.finished_at <= %s AND a.outcome <> %s"
     )
     sql = (

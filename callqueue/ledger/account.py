@@ -19,7 +19,7 @@ from callqueue.database import (
     instant_us,
     loaded,
     of_each,
-    places,
+    placeholders,
     quoted,
     rows,
 )
@@ -85,7 +85,9 @@ def _open_sums_sql(
     """
     names = ", ".join(quoted(using, column) for column in columns)
     is_told = "CASE WHEN sent_at IS NULL THEN 0 ELSE 1 END"
-    source = f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({places(rules)})"
+    source = (
+        f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({placeholders(rules)})"
+    )
     if samples:
         inner = f"SELECT {names}, calls, released_at, started_at, sent_at FROM {source}"
         source = f"({inner} LIMIT {SAMPLE}) AS sample"
@@ -119,7 +121,9 @@ def aged_since(
     )
     parts, params = [], list[Any]()
     for since, rules in rules_by_since.items():
-        of_rules = f"SELECT {columns} FROM {attempts_table(using)} WHERE rule IN ({places(rules)})"
+        of_rules = (
+            f"SELECT {columns} FROM {attempts_table(using)} WHERE rule IN ({placeholders(rules)})"
+        )
         parts.append(f"{of_rules} AND finished_at > %s AND outcome <> %s")
         params += [*rules, as_parameter(using, from_us(since)), states.VOIDED]
         if told is not None:
@@ -143,7 +147,7 @@ def answered_lately(using: str, rules: Sequence[str], now: Us) -> list[tuple[str
     """The rules and keys of what was answered in the last seconds. One statement."""
     sql = (
         f"SELECT DISTINCT rule, {quoted(using, 'key')} FROM {attempts_table(using)} "
-        f"WHERE rule IN ({places(rules)}) AND finished_at > %s"
+        f"WHERE rule IN ({placeholders(rules)}) AND finished_at > %s"
     )
     return rows(using, sql, [*rules, as_parameter(using, from_us(now - LATELY))])
 

@@ -231,7 +231,7 @@ def wake(using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterab
     run(
         using,
         f"UPDATE {tables.name(using, 'KeyTurn')} SET blocked_on = '' "
-        f"WHERE rule IN ({database.places(rules)}) AND blocked_on <> '' "
+        f"WHERE rule IN ({database.placeholders(rules)}) AND blocked_on <> '' "
         f"AND (blocked_until <= %s OR blocked_until > %s OR blocked_on IN ({listed}))",
         [*rules, until, latest],
     )

@@ -17,7 +17,7 @@ from callqueue.database import (
     instant_us,
     loaded,
     of_each,
-    places,
+    placeholders,
     quoted,
     rows,
 )
@@ -284,7 +284,7 @@ def _shown_holds(using: str, values: Sequence[str]) -> str:
         f"ROW_NUMBER() OVER (PARTITION BY rule, per ORDER BY "
         f"CASE WHEN {until} IS NULL THEN 0 ELSE 1 END, {until} DESC, id)"
     )
-    asked = f" OR {value} IN ({places(values)})" if values else ""
+    asked = f" OR {value} IN ({placeholders(values)})" if values else ""
     return (
         f"SELECT rule, per, {value}, {until}, reason, source FROM ("
         f"SELECT rule, per, {value}, {until}, reason, source, {place} AS place "
