@@ -96,7 +96,7 @@ class CallActions(OwnAdmin):
             calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
         rest = calls.filter(pk__lte=_newest(calls.db) if until is None else until)
         changed = left = last = 0
-        for done in bulk.batches(rest, move, partial(_log, user_id(request), word)):
+        for done in bulk.move_in_batches(rest, move, partial(_log, user_id(request), word)):
             last, changed = done.last, changed + done.changed
             left += done.seen - done.changed
             if time.monotonic() - began > WORKS_S:

@@ -42,7 +42,7 @@ class Pick:
     since: timedelta | None = None
 
 
-def batches(rows: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
+def move_in_batches(rows: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
     """Make a move with all of these calls that it may start from, in the order of their numbers."""
     last = 0
     using = rows.db
@@ -116,7 +116,7 @@ def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) 
     rows = _persist(using, lambda: picked(using, pick))
     total = _persist(using, lambda: int(rows.count())) if progress else None
     changed = seen = 0
-    for done in batches(rows, move):
+    for done in move_in_batches(rows, move):
         seen, changed = seen + done.seen, changed + done.changed
         if progress:
             progress(seen, total)
