@@ -481,7 +481,7 @@ def _knows_enough(account: Account, locked: _Locked) -> bool:
     return (
         not is_corrected
         and not account.memo.in_turn
-        and account.take_known(locked.laid)
+        and account.go_by_known_room(locked.laid)
         and not any(may_be_behind(count) for count in account.open_by_rule.values())
     )
 

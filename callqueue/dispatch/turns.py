@@ -225,4 +225,4 @@ def _freed_scopes(account: Account) -> set[str]:
         for one in account.tallies.values()
         for value in (*one.freed, *one.near)
     }
-    return freed | {ready_calls.blocked_on_answer(scope) for scope in account.answered()}
+    return freed | {ready_calls.blocked_on_answer(scope) for scope in account.answered_scopes()}

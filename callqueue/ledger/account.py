@@ -251,7 +251,7 @@ class Account:
             )
         return usage
 
-    def answered(self) -> list[Scope]:
+    def answered_scopes(self) -> list[Scope]:
         """The scopes of untallied budgets per key in which calls were answered lately."""
         keyed = [b for b in self.budgets if b.limit.is_keyed and b.id not in self.tallies]
         ids = {budget.id for budget in keyed}
@@ -270,10 +270,10 @@ class Account:
 
     # --- known room
 
-    def take_known(self, laid: Mapping[str, int]) -> bool:
+    def go_by_known_room(self, laid: Mapping[str, int]) -> bool:
         """Read the tallies alone, and go by known room. `laid`: by rule, how many holds were."""
         budgets = memo.known_room_budgets(self.book, self.rules)
-        known = KnownRoom.loaded(self.memo.room)
+        known = KnownRoom.load(self.memo.room)
         if budgets is None or known is None:
             return False
         if not known.is_of(budgets, self.now, self.moved, laid):
@@ -292,8 +292,8 @@ class Account:
             print_ = memo.budgets_print(tuple(budgets))
             self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
 
-    def known(self) -> dict[str, Any]:
-        return self._room.without(self._charged, self._released).dumped() if self._room else {}
+    def known_room_left(self) -> dict[str, Any]:
+        return self._room.without(self._charged, self._released).dump() if self._room else {}
 
     # --- tallied budgets
 
@@ -439,7 +439,7 @@ def save(account: Account) -> None:
     for one in account.tallies.values():
         one.save()
     account.memo.tallies = {name: one.as_kept() for name, one in account.tallies.items()}
-    account.memo.room = account.known()
+    account.memo.room = account.known_room_left()
     # what this pass released is missing from others' levels
     memo.forget_other_levels(account.memo, {budget.id for budget in account.budgets})
 

@@ -141,10 +141,10 @@ class KnownRoom:
     open: Mapping[str, int]  # by rule, how many attempts are open at most
 
     @classmethod
-    def loaded(cls, kept: Mapping[str, Any]) -> Self | None:
+    def load(cls, kept: Mapping[str, Any]) -> Self | None:
         return cls(**kept) if kept else None
 
-    def dumped(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         return dict(vars(self))
 
     def without(self, charged: Mapping[str, int], released: Mapping[str, int]) -> Self:

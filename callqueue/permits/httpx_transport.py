@@ -137,7 +137,7 @@ def _answered(permit: Permit, request: Any, response: Any) -> None:
     elif transport.is_charged_until_read(permit):
         told = transport.as_response(status, response.headers, b"", url)
         result = transport.judged(permit, told)
-        permit.answered(result)
+        permit.keep_answer(result)
         response.stream = _body(response)(
             response, permit, lambda *_, **__: permit.end_with(result)
         )

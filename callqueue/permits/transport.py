@@ -101,7 +101,7 @@ class PermitAdapter(HTTPAdapter):
             raise
         result = judged(permit, told)
         if stream and is_charged_until_read(permit):
-            permit.answered(result)
+            permit.keep_answer(result)
             _after(response.raw, lambda: permit.end_with(result))
         else:
             permit.end_with(result)
