@@ -137,7 +137,7 @@ class Waiter:
 
     @property
     def _patience(self) -> float | None:
-        """Seconds until it gives up; None: never. With no wait, a pass or another's slot says."""
+        """Seconds until it gives up; None: never. AT_ONCE more before it has made a pass."""
         if self.wait is None or self.passes:
             return self.left
         return self.began + self.wait + AT_ONCE - now()
