@@ -363,7 +363,7 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
 
 
 def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
-    """By rule and `per`: (calls, values), for how many values so many calls wait. One statement."""
+    """So many calls each, for so many values. One statement of few rows."""
     wanted = [
         (name, budget.limit.per)
         for name, waits in known.waits.items()
