@@ -1,5 +1,4 @@
-"""callqueue: calls to APIs with rate limits, queued in the database and released exactly as fast as
-the limits allow.
+"""callqueue: calls to rate-limited APIs, queued in the database, released as fast as limits allow.
 
 Names that need the app registry are loaded when first used, so settings.py can import this.
 """

@@ -58,7 +58,7 @@ def send(
     )
 
 
-def naming(using: str) -> dict[str, Any]:
+def database_kwargs(using: str) -> dict[str, Any]:
     """The keyword with which a task's message names its database, where that is not the default."""
     return {} if using == "default" else {"using": using}
 

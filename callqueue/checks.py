@@ -56,9 +56,7 @@ def _handlers(config: conf.Config) -> Found:
 
 
 def _queues(config: conf.Config) -> Found:
-    """callqueue.E003: CELERY_TASK_QUEUES lists queues, a rule's is not among them, and Celery
-    creates none. Whether a worker listens on one that it creates, the doctor says.
-    """
+    """callqueue.E003: a rule's queue is not in CELERY_TASK_QUEUES, and Celery creates none."""
     from celery import current_app
 
     listed, creates = current_app.conf.task_queues, current_app.conf.task_create_missing_queues

@@ -29,9 +29,7 @@ class NotAllowed(CallQueueError):
 
 
 class NotNow(CallQueueError):
-    """A permit was not to be had in time. `until`: when it should be, an aware datetime, or None
-    where nobody can say; `reason`: what it waited for.
-    """
+    """A permit was not to be had in time. `until`: when it should be, or None; `reason`: why."""
 
     def __init__(self, until: datetime | None, reason: str) -> None:
         self.until = until

@@ -45,9 +45,7 @@ class ToldTextField(models.TextField):  # type: ignore[type-arg]
 
 
 class _Sealed(models.TextField):  # type: ignore[type-arg]
-    """Text, which is "$sealed:token" when there are keys. `bound_to`: the column of the row's
-    identity.
-    """
+    """Text, "$sealed:token" where there are keys. `bound_to`: the column of the row's identity."""
 
     unreadable: Any
 
@@ -113,7 +111,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return f"{SEALED}:{seal(text, keys, place=self.place, row=row)}"
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        row, text = _with_row(value)
+        row, text = _split_row(value)
         if text is None:
             return None
         if not text.startswith(f"{SEALED}:"):
@@ -207,7 +205,7 @@ def _identity(row: Any) -> str:
     return str(row).replace("-", "")
 
 
-def _with_row(value: Any) -> tuple[str, Any]:
+def _split_row(value: Any) -> tuple[str, Any]:
     if not isinstance(value, str) or not value.startswith(_ROW):
         return "", value
     row, _, rest = value[len(_ROW) :].partition("|")

@@ -49,7 +49,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     """Whether a call of cost 1 would go now: room in every limit of this key, and no hold."""
     config = conf.current()
     text = check_key(key)
-    config.rule(rule)
+    config.rule(rule)  # else UnknownRule
     with database.one_view(using):
         reading = ledger_time.read(using)
         now, book = reading.at, settings.book_in_force(using).moved_by(reading.moved)

@@ -41,7 +41,11 @@ class Maker:
         http = sum(job.call.method in HTTP_METHODS for job in under_way)
         handled = [job for job in under_way if job.call.method not in HTTP_METHODS]
         hung = min(HUNG, sum(job.lease_ends < now for job in handled))
-        most = 0 if starvation.shortage.is_on else min(process.most(), self.flight.crew.most())
+        most = (
+            0
+            if starvation.shortage.is_on
+            else min(process.max_in_flight(), self.flight.crew.max_jobs())
+        )
         return Room(most - http, min(most, HANDLED + hung) - len(handled))
 
     def taker(self) -> Taker:
@@ -57,9 +61,7 @@ class Maker:
 
 
 class WorkersMaker:
-    """Makes a few HTTP calls in a process of a Celery worker, of those that go by queues which it
-    consumes; the others are published.
-    """
+    """Makes a few HTTP calls of the queues that its worker consumes; others are published."""
 
     kind = WORKER
 

@@ -79,7 +79,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
 
     def update(self, **changed: Any) -> int:
         """As Django's. What is given another `due_at_dt` or `status` waits for a promotion."""
-        return super().update(**{**as_written(changed), **changed})
+        return super().update(**{**also_written(changed), **changed})
 
     def bulk_create(
         self,
@@ -93,10 +93,10 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         """As Django's. What is made or changed is as with `save`."""
         objs = list(objs)
         for one in objs:
-            made_by_other_code(one)
+            leave_to_promotion(one)
         if update_fields:
             update_fields = {*update_fields}
-            update_fields |= as_written(update_fields).keys()
+            update_fields |= also_written(update_fields).keys()
         conflicts = (ignore_conflicts, update_conflicts, update_fields, unique_fields)
         return super().bulk_create(objs, batch_size, *conflicts)
 
@@ -106,7 +106,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     cancel.alters_data = True  # type: ignore[attr-defined]
 
 
-def as_written(names: Collection[str]) -> dict[str, bool]:
+def also_written(names: Collection[str]) -> dict[str, bool]:
     """What else is to be written where other code writes these columns: when a call is due, and
     whether it waits, a promotion looks at anew.
     """
@@ -114,8 +114,8 @@ def as_written(names: Collection[str]) -> dict[str, bool]:
     return {"ready": False} if is_looked_at else {}
 
 
-def made_by_other_code(call: CallQueue) -> None:
-    """It is to be inserted. A copy of one that was ready may be due later."""
+def leave_to_promotion(call: CallQueue) -> None:
+    """Insert it as not ready, unless it is due now: a copy of one that was may be due later."""
     if not hasattr(call.__dict__.get("due_at_dt"), "resolve_expression"):
         call.ready = False
 

@@ -50,13 +50,11 @@ KEPT = {"failed_calls": states.FAILED, "unknown_calls": states.UNKNOWN}
 
 
 class CallQueueCollector:
-    """A Prometheus collector. `callqueue_up` is 0, and all else missing, while the database is
-    away.
-    """
+    """A Prometheus collector. `callqueue_up` is 0, all else missing, while the database is away."""
 
     def __init__(self, using: str = "default") -> None:
         self.using = using
-        _client()
+        _client()  # says at once what is not installed
 
     def describe(self) -> Iterable[Any]:
         """Nothing: registering must not read the database."""
@@ -101,7 +99,7 @@ def _families(using: str, seen: Look) -> Iterator[Any]:
         yield _gauge(name, text, values, "rule", "limit", "per")
     names = [rule.name for rule in seen.rules]
     yield from _since_ever(sums.counters(using, names) if seen.summed_until else {})
-    kept = _kept(using, names)
+    kept = _kept_calls(using, names)
     for name, status in KEPT.items():
         text = "Calls that ended so and wait for a decision"
         yield _gauge(name, text, {(rule,): kept.get((rule, status), 0) for rule in names}, "rule")
@@ -132,7 +130,7 @@ def _since_ever(found: Mapping[str, Sums]) -> Iterator[Any]:
         yield family
 
 
-def _kept(using: str, names: Iterable[str]) -> dict[tuple[str, int], int]:
+def _kept_calls(using: str, names: Iterable[str]) -> dict[tuple[str, int], int]:
     rows = tables.calls(using).filter(rule__in=names, status__in=KEPT.values()).order_by()
     counted = rows.values_list("rule", "status").annotate(Count("pk"))
     return {(rule, status): count for rule, status, count in counted}

@@ -22,9 +22,7 @@ CANCELLABLE = WAITING  # DISPATCHED too, while no worker has begun it
 
 
 class Move(Enum):
-    """The legal moves of a call, by verb: the states it may start from, and those it may lead to.
-    `callqueue.transitions` makes them all.
-    """
+    """The legal moves of a call, by verb: from which states, to which. `transitions` makes them."""
 
     RELEASE = WAITING, (DISPATCHED,)  # every limit admits the call
     RECORD = (DISPATCHED,), (NEW, ERROR, DONE, FAILED, EXPIRED, UNKNOWN)  # a worker has the answer

@@ -47,9 +47,7 @@ def _ids(given: Sequence[Any]) -> list[int]:
 
 
 def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
-    """The connection for a task: a worker's is kept between its messages; whoever runs the task in
-    his own process keeps his.
-    """
+    """A worker's connection, kept between its messages; who runs the task himself keeps his own."""
     is_own = task.request.is_eager or task.request.called_directly
     return nullcontext() if is_own else database.kept_connection(using)
 

@@ -43,7 +43,7 @@ def traced(make: Make) -> Make:
 
     def make_traced(job: Job) -> Result:
         spans = ExitStack()
-        span = _unharmed(lambda: spans.enter_context(_opened(job)))
+        span = _unharmed(lambda: spans.enter_context(_open_span(job)))
         try:
             result = make(job)
             if span is not None:
@@ -55,7 +55,7 @@ def traced(make: Make) -> Make:
     return make_traced
 
 
-def _opened(job: Job) -> Any:
+def _open_span(job: Job) -> Any:
     call, attempt, url = job.call, job.attempt, job.params.get("url")
     is_http = call.method in HTTP_METHODS
     sender = trace.get_current_span(_w3c.extract({"traceparent": call.trace_context or ""}))

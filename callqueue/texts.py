@@ -103,9 +103,7 @@ def charset(label: str | None) -> str:
 
 
 def decoded(raw: bytes, label: str | None) -> str:
-    """The text of a body in the charset that its answer claims. Latin-1 is claimed by default:
-    those are read as utf-8.
-    """
+    """A body's text in the charset that its answer claims; Latin-1, the default, as utf-8."""
     codec = charset(label)
     return storable(raw.decode("utf-8" if codec == "latin-1" else codec, "replace"))
 
@@ -122,9 +120,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one's first 100 characters, or None. Case is no
-    difference.
-    """
+    """The known name that is most like this one's first 100 characters in any case, or None."""
     folded = {one.casefold(): one for one in known}
     near = difflib.get_close_matches(name[:100].casefold(), folded, n=1, cutoff=0.5)
     return folded[near[0]] if near else None

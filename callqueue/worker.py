@@ -51,9 +51,8 @@ LEAVING = 20.0  # seconds for which a process that ends waits for what it releas
 class Seat:
     """Of a worker's processes one at a time has it. To be made before they are forked off.
 
-    A process that has seat number n locks the byte n. One that says nothing (it is stopped, or a
-    library lets none of its threads run) or that it computes keeps its lock, but another may take
-    the next number: only the last one counts.
+    A process that has seat number n locks the byte n. One that is stopped, hangs or computes keeps
+    its lock, but another may take the next number: only the last one counts.
     """
 
     def __init__(self) -> None:
@@ -186,7 +185,7 @@ class Releaser:
         if self._may_not_release():
             return
         dispenser = Dispenser(self.using, maker=WorkersMaker(self.using), name=self.seat.name)
-        look = Chore("seat", LOOK, lambda: self._look(dispenser), aside=False)
+        look = Chore("seat", LOOK, lambda: self._resign_if_outranked(dispenser), aside=False)
         dispenser.chores.table += (look,)
         self._stop, self._resigns, self.is_releasing = Stop(self._may_not_release), False, True
         try:
@@ -206,7 +205,8 @@ class Releaser:
             connections[self.using].close()
             return False
 
-    def _look(self, dispenser: Dispenser) -> None:
+    def _resign_if_outranked(self, dispenser: Dispenser) -> None:
+        """Say of what kind it is by now, and stop where another goes first."""
         kind = self.kind
         if kind != dispenser.membership.kind:
             dispenser.membership.kind = kind

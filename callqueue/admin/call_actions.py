@@ -81,10 +81,10 @@ class CallActions(OwnAdmin):
         choice = request.POST.get("confirm")
         if choice is None:
             return self._ask(request, calls, action, form)
-        self._work(request, calls, action, choice)
+        self._act_on(request, calls, action, choice)
         return HttpResponseRedirect(back)
 
-    def _work(
+    def _act_on(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, choice: str
     ) -> None:
         """Work for at most WORKS_S seconds, on the calls that were there when it was asked."""
@@ -96,7 +96,7 @@ class CallActions(OwnAdmin):
             calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
         rest = calls.filter(pk__lte=_newest(calls.db) if until is None else until)
         changed = left = last = 0
-        for done in bulk.batches(rest, move, partial(_log, user_id(request), word)):
+        for done in bulk.move_in_batches(rest, move, partial(_log, user_id(request), word)):
             last, changed = done.last, changed + done.changed
             left += done.seen - done.changed
             if time.monotonic() - began > WORKS_S:

@@ -46,7 +46,7 @@ class LongList(OwnList):
         rows: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         self.query = query
         # each place by itself, since each has an index of its own
-        places = self.model_admin.places(rows.db, query) or [Q()]
+        places = self.model_admin.placeholders(rows.db, query) or [Q()]
         self.places = [rows.filter(place).order_by() for place in places]
         every = Q()
         for place in places:
@@ -105,7 +105,7 @@ class LongAdmin(OwnAdmin):
     list_per_page = 50
     not_listed: tuple[str, ...] = ()  # columns that the list has no use for
 
-    def places(self, using: str, term: str) -> list[Q]:
+    def placeholders(self, using: str, term: str) -> list[Q]:
         """What a word that is searched for may stand for: a condition for each index."""
         term = term.strip()
         if "\x00" in term:

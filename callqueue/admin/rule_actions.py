@@ -62,7 +62,7 @@ def _nothing_changed(error: Exception) -> str:
 
 
 def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
-    conf.current().rule(rule)
+    conf.current().rule(rule)  # else UnknownRule
     names, is_confirmed, problem = ("how", "for", "key", "reason"), "confirm" in request.POST, ""
     asked = {name: request.POST.get(name, "").strip()[: MAX_TEXT + 1] for name in names}
     if not is_confirmed:
@@ -121,7 +121,7 @@ def _change_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpRespo
     if "confirm" not in request.POST:
         return _limit_page(request, admin, rule, request.POST)
     budget_id, rate = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
-    conf.current().rule(rule)
+    conf.current().rule(rule)  # else UnknownRule
     before = _budget_of(rule, budget_id, settings.book_in_force(using()).budgets.get(rule, ()))
     now = control.change_limit(using(), rule, budget_id, rate or None)
     values = {"limit": budget_id, "before": before.limit.rate_text, "now": now}
@@ -142,7 +142,7 @@ def _limit_page(
     """What the rate that is asked for would change; raises one of REFUSED."""
     budget_id, rate = asked.get("limit", ""), asked.get("rate", "").strip()
     config = conf.current()
-    config.rule(rule)
+    config.rule(rule)  # else UnknownRule
     stated = _budget_of(rule, budget_id, config.book.budgets[rule]).limit
     wanted = rate or stated.rate_text
     limit = stated.with_rate(wanted)
@@ -162,7 +162,7 @@ def _limit_page(
         "warnings": [one for one in notes(before) if one.what == "dispenser" and one.kind == "bad"],
         "limit": budget.limit,
         "rules": [_before_and_after(before.rule(name), after.rule(name)) for name in rules],
-        "too_low": _against_traffic([before.rule(name) for name in rules], limit),
+        "too_low": _warning_of_traffic([before.rule(name) for name in rules], limit),
     }
     title = _("Change a limit of %s?") % rule
     return admin.page(request, "confirm_limit.html", title, context)
@@ -181,7 +181,7 @@ def _before_and_after(before: RuleLook, after: RuleLook) -> dict[str, Any]:
     }
 
 
-def _against_traffic(rules: Sequence[RuleLook], limit: Limit) -> str:
+def _warning_of_traffic(rules: Sequence[RuleLook], limit: Limit) -> str:
     """What a limit means for what comes in now; empty where it lets all of it through."""
     incoming = sum(rule.incoming for rule in rules)
     allowed = limit.per_second

@@ -24,7 +24,8 @@ from callqueue.conf.reader import (
 )
 from callqueue.exceptions import UnknownRule
 from callqueue.limits.budgets import Book
-from callqueue.limits.rules import PLACES_WANTED, Rule, is_place_pattern
+from callqueue.limits.rules import Rule
+from callqueue.security.addresses import PLACES_WANTED, is_place_pattern
 from callqueue.security.secrets import SecretFor
 from callqueue.texts import suggest
 

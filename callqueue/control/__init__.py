@@ -24,7 +24,7 @@ def pause(
     """Hold a rule, or one key of it, for `seconds`, or until it is resumed. It replaces an earlier
     pause, and no moment is without one. InvalidCall where the pause would be over at once.
     """
-    conf.current().rule(rule)
+    conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
     if seconds is not None and not 0 < seconds <= LONGEST.total_seconds():
         raise InvalidCall("for", "must be longer than 0 seconds, and ten years at most")
@@ -49,7 +49,7 @@ def resume(
     The hold that keeps a provider safe after the database went back in time ends only where
     `restored` says so: see `kept_after_restore`.
     """
-    conf.current().rule(rule)
+    conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
     return holds.lift(using, rule, text, but=_kept(text, restored=restored))
 
@@ -58,7 +58,7 @@ def would_end(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
     """How many holds `resume` would end now."""
-    conf.current().rule(rule)
+    conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
     return holds.count(using, rule, text, but=_kept(text, restored=restored))
 
@@ -75,12 +75,11 @@ def kept_after_restore(using: str, rule: str) -> datetime | None:
 
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
-    """Give one of the rule's limits another rate, for all rules that share it; None: as the
-    settings say. The rate in force. It stays until it is given another, whatever becomes of the
-    rules.
+    """Give one of the rule's limits another rate (None: the settings'), for all rules that share
+    it, until it is given another; the rate in force.
     """
     config = conf.current()
-    config.rule(rule)
+    config.rule(rule)  # else UnknownRule
     budgets = {budget.id: budget for budget in config.book.budgets[rule]}
     if budget_id not in budgets:
         raise InvalidCall(

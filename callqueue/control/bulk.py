@@ -42,16 +42,18 @@ class Pick:
     since: timedelta | None = None
 
 
-def batches(rows: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
+def move_in_batches(rows: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
     """Make a move with all of these calls that it may start from, in the order of their numbers."""
     last = 0
     using = rows.db
-    while done := _persist(using, partial(untimed, using, partial(_move, rows, move, last, log))):
+    while done := _persist(
+        using, partial(untimed, using, partial(_move_batch, rows, move, last, log))
+    ):
         last = done.last
         yield done
 
 
-def _move(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
+def _move_batch(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
     using = rows.db
     able = rows.filter(status__in=move.sources, pk__gt=after).order_by("pk")
     before = dict(able.values_list("pk", "status")[:BATCH])
@@ -114,7 +116,7 @@ def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) 
     rows = _persist(using, lambda: picked(using, pick))
     total = _persist(using, lambda: int(rows.count())) if progress else None
     changed = seen = 0
-    for done in batches(rows, move):
+    for done in move_in_batches(rows, move):
         seen, changed = seen + done.seen, changed + done.changed
         if progress:
             progress(seen, total)

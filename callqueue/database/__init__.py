@@ -13,14 +13,14 @@ from callqueue.database.bulk import (
     update_free,
 )
 from callqueue.database.connections import (
-    answers,
     close_all,
     close_failed,
     close_kept,
     connect_within,
     is_standby,
+    is_still_usable,
+    is_transient,
     kept_connection,
-    may_pass,
     persist,
     raw_connection,
 )
@@ -69,7 +69,7 @@ from callqueue.database.statements import (
     locking,
     of_each,
     one_view,
-    places,
+    placeholders,
     quoted,
     rows,
     run,

@@ -24,7 +24,7 @@ from callqueue.database.statements import (
     free_ids,
     is_postgresql,
     listed,
-    places,
+    placeholders,
     quoted,
     rows,
     run,
@@ -113,14 +113,14 @@ def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shap
     return Shape(
         tuple(fields),
         tuple(connection.ops.quote_name(field.column) for field in fields),
-        unready=tuple((i, _preparing(using, f)) for i, f in placed if type(f) not in _READY),
+        unready=tuple((i, _preparer_of(using, f)) for i, f in placed if type(f) not in _READY),
         sealed=tuple((i, f) for i, f in placed if getattr(f, "bound_to", "") == key.name),
         names=columns,
         types=", ".join(types),
     )
 
 
-def _preparing(using: str, field: Any) -> Callable[[Any], Any]:
+def _preparer_of(using: str, field: Any) -> Callable[[Any], Any]:
     if hasattr(field, "in_document"):
         return field.in_document  # type: ignore[no-any-return]
     return lambda value: _bare(field.get_db_prep_save(value, connections[using]))
@@ -303,7 +303,7 @@ def update_each(
         )
     # The keys are told besides: it would read the whole table to join it with a document, whose
     # keys it does not know.
-    fence += f" AND t.{written.columns[same]} = v.v{same} AND t.{key} IN ({places(records)})"
+    fence += f" AND t.{written.columns[same]} = v.v{same} AND t.{key} IN ({placeholders(records)})"
     sets = ", ".join(f"{column} = v.v{i}" for i, column in enumerate(columns, start=1))
     source, bound = written.recordset(values)
     sql = f"UPDATE {table} AS t SET {sets} FROM {source} WHERE t.{key} = v.v0{fence}"

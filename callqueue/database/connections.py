@@ -24,7 +24,7 @@ _OF_VALUES = {1153, 1366}
 kept: dict[tuple[int, str], list[Any]] = {}  # by process and alias, the one used last at the end
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same write may succeed later: not where the values themselves are wrong."""
     is_passing = isinstance(error, OperationalError | InterfaceError | InternalError)
     codes = {code for code in error.args if isinstance(code, int)}
@@ -32,8 +32,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 10.0) -> T:
-    """What `work` returns; done anew, whole, where the database went away under it or would not
-    have it beside other work.
+    """What `work` returns; done anew, whole, where the database went away or refused it.
 
     For work that may be repeated although it was done: the answer to a commit may be lost. The
     second try comes at once on a new connection, later ones after growing pauses, until `seconds`
@@ -45,7 +44,7 @@ def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 
             return work()
         except Exception as error:
             end = min(end, time.monotonic() + seconds)
-            if not may_pass(error) or in_transaction(using) or time.monotonic() + pause >= end:
+            if not is_transient(error) or in_transaction(using) or time.monotonic() + pause >= end:
                 raise
             if pause == PAUSES[0]:
                 events.emit("database_away", during=during, error=type(error).__name__)
@@ -101,7 +100,7 @@ def _kept(using: str) -> list[Any]:
     return kept.setdefault((os.getpid(), using), [])
 
 
-def answers(using: str, raw: Any) -> bool:
+def is_still_usable(using: str, raw: Any) -> bool:
     """Whether this thread's connection is still that, and goes on: only a statement failed."""
     now = raw_connection(using)
     if now is None or raw not in (None, now) or in_transaction(using):

@@ -9,7 +9,7 @@ from django.db import NotSupportedError
 
 from callqueue import states
 from callqueue.database.notify import SILENCE, WAKE
-from callqueue.database.statements import places
+from callqueue.database.statements import placeholders
 
 # Calls and attempts are updated twice and more in their lives: room on the page, so that a version
 # is written as what differs from the one before, and a begin writes no index; and a vacuum that
@@ -102,7 +102,7 @@ def _tell_text_apart(schema_editor: Any, tables: Sequence[str]) -> None:
 def _collation(cursor: Any) -> str:
     cursor.execute(
         "SELECT collation_name FROM information_schema.collations"
-        f" WHERE collation_name IN ({places(_BY_CHARACTER)})",
+        f" WHERE collation_name IN ({placeholders(_BY_CHARACTER)})",
         list(_BY_CHARACTER),
     )
     found = [str(name) for (name,) in cursor.fetchall()]

@@ -29,9 +29,7 @@ _IN_ERROR = 3  # psycopg, and psycopg2, of a transaction that an error has undon
 
 @dataclass(frozen=True)
 class Dialect:
-    """A vendor's SQL: MariaDB and MySQL speak alike. `{0}`, `{1}` stand for expressions, or for a
-    number.
-    """
+    """A vendor's SQL. MariaDB and MySQL speak alike. `{0}`, `{1}`: expressions, or a number."""
 
     name: str
     # the clock in UTC as of this row, after it waited for the row's lock; and later by microseconds
@@ -103,9 +101,7 @@ _BY_VENDOR = {one.name: one for one in _ALL}
 
 
 def dialect(using: str) -> Dialect:
-    """That of a database that may have this app's tables. A project may have others besides, which
-    the questions below are asked of, too.
-    """
+    """The dialect of a database that may have this app's tables; a project may have others."""
     return _BY_VENDOR[connections[using].vendor]
 
 
@@ -198,9 +194,7 @@ class Columns:
         return [dict(zip(names, row, strict=True)) for row in self.rows(sql, params)]
 
     def changed(self, update: str, params: Sequence[Any], source: str) -> list[dict[str, Any]]:
-        """Run an UPDATE of locked rows, and read what it has changed: as it returns it, or by a
-        SELECT from this source.
-        """
+        """Run an UPDATE of locked rows; what it returns, or else a SELECT from this source."""
         if is_postgresql(self.using):
             return self.mapped(f"{update} RETURNING {self.sql}", params)
         run(self.using, update, params)
@@ -217,14 +211,12 @@ def quoted(using: str, name: str) -> str:
     return str(connections[using].ops.quote_name(name))
 
 
-def places(values: Sequence[Any]) -> str:
+def placeholders(values: Sequence[Any]) -> str:
     return ", ".join(["%s"] * len(values))
 
 
 def listed(ids: Iterable[int]) -> str:
-    """Integers as SQL lists them, NULL for none. Binding hundreds of them one by one takes longer
-    than finding their rows.
-    """
+    """Integers as SQL lists them, NULL for none: quicker than to bind hundreds one by one."""
     return ", ".join(str(int(one)) for one in ids) or "NULL"
 
 
@@ -262,9 +254,7 @@ def skip_locked(using: str) -> str:
 
 
 def free_ids(using: str, table: str, ids: str) -> str:
-    """A SELECT that locks those rows of these ids (as `listed` writes them) that nobody else has
-    locked, and returns their ids.
-    """
+    """A SELECT that locks the free rows of these ids (as `listed` writes them): their ids."""
     return f"SELECT id FROM {table} WHERE id IN ({ids}) ORDER BY id{skip_locked(using)}"
 
 
@@ -283,9 +273,7 @@ def is_nested(using: str) -> bool:
 
 @contextmanager
 def writing(using: str) -> Iterator[None]:
-    """A transaction that writes: committed where nothing is raised. SQLite's takes the write lock
-    at once, to deadlock with nobody.
-    """
+    """A transaction that writes. SQLite's takes the write lock at once, to deadlock with nobody."""
     connection: Any = connections[using]
     if connection.in_atomic_block:
         with transaction.atomic(using=using):
@@ -386,9 +374,8 @@ def _is_deadlock(error: OperationalError) -> bool:
 
 
 def without_waiting_for_disk(using: str) -> str:
-    """SQL for the end of a statement that changes rows: the transaction's commit returns before it
-    is on disk, so that a crash soon after may undo it, whole. "" on other databases than
-    PostgreSQL.
+    """SQL for the end of a statement that changes rows: the commit returns before it is on disk, so
+    a crash soon after may undo it, whole. "" on other databases than PostgreSQL.
     """
     return dialect(using).lazily.replace(",", " RETURNING", 1)
 
@@ -431,11 +418,9 @@ def distinct_next(
     down: bool,
     count: int,
 ) -> list[Any]:
-    """The next `count` distinct values of a column past `after`, in order, among the rows that
-    `where` picks.
+    """The next `count` distinct values of a column past `after`, in order, of the rows of `where`.
 
-    PostgreSQL is told to step from value to value; MariaDB does so by itself for DISTINCT; SQLite
-    reads the index.
+    PostgreSQL is told to step from value to value; MariaDB does so itself; SQLite reads the index.
     """
     name, table = quoted(using, column), quoted(using, table)
     than, order = ("<", "DESC") if down else (">", "ASC")
@@ -467,9 +452,7 @@ def distinct_pairs(
     after: tuple[Any, Any],
     count: int,
 ) -> tuple[str, list[Any]]:
-    """A SELECT of the next `count` distinct pairs (a, b) of two columns past `after`, in order,
-    among the rows that `where` picks, and its parameters. Databases step as in `distinct_next`.
-    """
+    """A SELECT of distinct pairs (a, b) of two columns, in order, stepped as in `distinct_next`."""
     one, two, table = (quoted(using, name) for name in (*columns, table))
     select = f"SELECT c.{one} AS a, c.{two} AS b FROM {table} c WHERE {where}"
     if not is_postgresql(using):
@@ -494,9 +477,7 @@ def first_of_each(
     order: str,
     counts: Mapping[tuple[Any, Any], int],
 ) -> list[tuple[tuple[Any, Any], int]]:
-    """For each pair of values of two columns the first rows in `order`, as many as `counts` says:
-    (pair, id), the rows of a pair together.
-    """
+    """The first rows in `order` of each pair of values, as many as `counts` says: (pair, id)."""
     one, two, table = (quoted(using, name) for name in (*columns, table))
     is_lateral = is_postgresql(using)
     matching = f"FROM {table} WHERE {where} AND {one} = {{a}} AND {two} = {{b}} ORDER BY {order}"

@@ -14,7 +14,7 @@ from callqueue.database.statements import (
     is_mysql,
     is_postgresql,
     is_sqlite,
-    places,
+    placeholders,
     quoted,
     rows,
     run,
@@ -93,7 +93,7 @@ def existing(using: str, tables: Sequence[str]) -> list[str]:
 def foreign_keys_to(using: str, tables: Sequence[str]) -> list[ForeignKey]:
     if not tables:
         return []
-    sql = _FIND[dialect(using).name].replace("%TABLES", places(tables))
+    sql = _FIND[dialect(using).name].replace("%TABLES", placeholders(tables))
     return [ForeignKey(*map(str, row)) for row in rows(using, sql, [*tables, *tables])]
 
 

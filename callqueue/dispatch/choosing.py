@@ -185,6 +185,7 @@ class _Finder:
     room: Room = ROOMY
 
     def concerns(self, rule: str) -> bool:
+        """Whether calls of the rule may go before the one, if any, that the pass is for."""
         rules = self.account.book.rules
         return self.sake is None or rules[rule].priority >= rules[self.sake[0]].priority
 

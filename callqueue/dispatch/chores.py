@@ -143,7 +143,7 @@ class Chores:
                 chore.due_at = max(chore.due_at, ended + REST * (ended - chore.began_at))
         except Exception as error:
             is_of_database = isinstance(error, DatabaseError | InterfaceError)
-            if is_of_database and not database.answers(self.using, connection):
+            if is_of_database and not database.is_still_usable(self.using, connection):
                 raise
             if is_of_database and again:  # two transactions were in each other's way, perhaps
                 self._do(chore, again=False)

@@ -45,13 +45,12 @@ _told: dict[str, float] = {}  # by database: when (monotonic) this process said 
 
 
 class Listener:
-    """What a dispenser waits by, in the one thread that runs it. On PostgreSQL an idle one wakes at
-    the commit of a `send`; elsewhere it just waits.
+    """What a dispenser waits by, in its thread. On PostgreSQL an idle one wakes at the commit of a
+    `send`; elsewhere it just waits.
 
     A NOTIFY takes a lock that all commits share, so busy senders must not make one each. An idle
-    dispenser holds an advisory lock, and the trigger on the table of calls notifies only while it
-    is held. A look that is missed (a pooler in between, another holder) is made up for by the next
-    one, POLL seconds later.
+    dispenser holds an advisory lock, and the trigger on calls notifies only meanwhile. A look that
+    is missed (a pooler, another holder) is made up for by the next, POLL seconds later.
     """
 
     def __init__(self, using: str) -> None:
@@ -415,6 +414,7 @@ class Membership:
         return self.party.book
 
     def heartbeat(self) -> None:
+        """Give a sign of life, and one of its opinion; note whether others' have changed."""
         self._give_sign()
         self.is_outdated |= self.party.heartbeat()
 

@@ -58,8 +58,7 @@ def plan(
     room: Room = ROOMY,
     rooms: Mapping[tuple[str, str], int] | None = None,
 ) -> Plan:
-    """Choose releases up to the instant `account.until`: rules by priority, equals in turns, each
-    rule's candidates in order.
+    """Choose releases up to `account.until`: rules by priority, equals in turns, calls in order.
 
     A call that waits for a budget shuts it for those behind it, so that a costly call is not
     starved by cheap ones. One that waits for room with its maker shuts nothing: another process may
@@ -259,6 +258,7 @@ class _Planner:
         return _Way(queue, latest, binding, charges)
 
     def _rank(self, candidate: Candidate, way: _Way) -> tuple[int, int, int, int]:
+        """What goes by first: when it is free, whose turn it is, the most room, the fewest open."""
         names = self.account.book.rules[candidate.rule].queue_names
         turn = 0
         if candidate.queue in names:

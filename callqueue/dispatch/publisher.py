@@ -13,7 +13,7 @@ from functools import partial
 from celery import current_app
 
 from callqueue import aside, broker, clocks, conf, database, events, transitions
-from callqueue.broker import naming
+from callqueue.broker import database_kwargs
 from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.release_pass import SPREAD
 from callqueue.handlers import HTTP_METHODS
@@ -66,7 +66,7 @@ def publish(using: str, batch: Sequence[Message]) -> None:
     """Send the messages. BrokerAway where the broker refuses one: the rest is undone."""
     task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
-        options = {**naming(using), **({"here": True} if isinstance(ids, Here) else {})}
+        options = {**database_kwargs(using), **({"here": True} if isinstance(ids, Here) else {})}
         try:
             if current_app.conf.task_always_eager:
                 task.apply_async((ids,), options)
@@ -127,9 +127,8 @@ class Outbox:
 
     def undo(self, groups: Iterable[RuleGroup]) -> None:
         """Let calls wait again whose release, as far as this dispenser knows, nobody was told of:
-        the database went away at the commit or soon after. What another dispenser has released of
-        these rules meanwhile, and no worker has begun, goes again too. Not before nobody has the
-        rules' rows: the commit may come through yet.
+        the database went away at the commit. So does what others have released of these rules
+        since, unbegun. Not before nobody has the rules' rows: the commit may come through yet.
         """
         for group in groups:
             if not group.is_in_doubt:

@@ -314,7 +314,7 @@ def release(
     another dispenser holds the group, or the book is not what is in force.
     """
     book = book or settings.book_in_force(using)
-    watch, batch = _watch(using), int(min(batch, room.most))
+    watch, batch = _agreed_watch(using), int(min(batch, room.most))
     clear, is_committed = None, False
     try:
         with database.writing(using):
@@ -373,7 +373,7 @@ class _Locked:
         return from_us(self.now + self.reading.moved)
 
 
-def _watch(using: str) -> ledger_time.Watch:
+def _agreed_watch(using: str) -> ledger_time.Watch:
     watch = ledger_time.watch(using)
     if not database.in_transaction(using):
         if watch.wants_look:
@@ -398,7 +398,7 @@ def _lock(
     found = database.rows(using, _lock_sql(using, group), group)
     if len(found) < len(group):
         return None
-    reading = ledger_time.brought(using, before, *found[0][:2])
+    reading = ledger_time.reading_of(using, before, *found[0][:2])
     rows = {
         rule: LockedRule(passes, served, database.loaded(memo), bool(corrected))
         for _, _, _, rule, passes, served, memo, corrected, *_ in found
@@ -428,7 +428,7 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
         f"{settings.version_sql(using)}, "
         f"rule, passes, served, memo, {is_corrected}"
         f"{database.within_idle_seconds(using, rule_rows.SILENT)} "
-        f"FROM {rules} WHERE rule IN ({database.places(group)}) "
+        f"FROM {rules} WHERE rule IN ({database.placeholders(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
     )
 
@@ -441,9 +441,7 @@ def _make(
     taker: Taker | None,
     own: _Own | None,
 ) -> tuple[Pass, Mapping[int, str]]:
-    """Count unless enough is known to be free, choose, charge, conclude; and what never fits, by
-    id.
-    """
+    """Count unless enough is known to be free; choose, charge, conclude; by id, what never fits."""
     using, book = locked.using, locked.book
     served = {rule: row.served for rule, row in locked.rows.items()}
     sake = None if own is None else (own.maker.rule, own.maker.priority)
@@ -483,7 +481,7 @@ def _knows_enough(account: Account, locked: _Locked) -> bool:
     return (
         not is_corrected
         and not account.memo.in_turn
-        and account.take_known(locked.laid)
+        and account.go_by_known_room(locked.laid)
         and not any(may_be_behind(count) for count in account.open_by_rule.values())
     )
 
@@ -500,9 +498,7 @@ def _counted(locked: _Locked, lead: float) -> tuple[Account, Held]:
 def _conclude(
     account: Account, held: Held, plan: Plan, begun: Begun | None, batch: int, last: Streak
 ) -> Pass:
-    """Half of LEAD before the first blocked call may go; where an operator knows when, every
-    REVIEW.
-    """
+    """Look LEAD / 2 before a blocked call may go; every REVIEW where an operator knows when."""
     gone, released = len(plan.releases), _released(account, plan.releases)
     wait, opens_in = plan.wait, None
     if len(released) >= batch:

@@ -40,7 +40,7 @@ class KeysInTurn:
         self._is_full = False  # of some rule there may be more keys than were looked at
         self._is_mid_round = False  # and there are fewer to be looked at than there were
         if self.in_turn or account.memo.in_turn:
-            self._begin()
+            self._give_turns()
 
     def candidates(self, rule: str, count: int, least: int = -TOP) -> tuple[list[Candidate], Wait]:
         """Candidates of the next keys of a rule that lets `count` go; whether keys are left."""
@@ -64,7 +64,7 @@ class KeysInTurn:
         self._block_kept_back(made)
         places = [(call.rule, call.priority, call.key) for call in made.releases]
         released = Counter(places)
-        self._save(places, released)
+        self._save_turns(places, released)
         is_mid_round = self._is_mid_round or (self._is_full and bool(self._blocked))
         return Wait(
             self._wakes_at(),
@@ -73,7 +73,7 @@ class KeysInTurn:
             is_mid_round,
         )
 
-    def _begin(self) -> None:
+    def _give_turns(self) -> None:
         # Turns for the keys of which there is news, and for all that have calls ready of a rule
         # whose keys took none by these settings.
         memo, tallies = self.account.memo, self.account.tallies.values()
@@ -93,7 +93,11 @@ class KeysInTurn:
             keyed = [one.limit.window_us for one in self.account.budgets if one.limit.is_keyed]
             latest = self.account.until + max(keyed, default=0) + 2 * ready_calls.LIFTED
             ready_calls.wake(
-                self.using, self.account.rules, self.account.until, latest, _freed(self.account)
+                self.using,
+                self.account.rules,
+                self.account.until,
+                latest,
+                _freed_scopes(self.account),
             )
 
     def _look_at(self, rule: str, most: int, least: int) -> list[Turn]:
@@ -146,6 +150,7 @@ class KeysInTurn:
         return found, without
 
     def _block(self, turn: Turn, budget: Budget, value: str, cost: int = 1) -> None:
+        """Let the key wait for so much room in the budget, or for an answer; note until when."""
         scope, meter = (budget.id, value), self.account.meter(budget, value)
         instant = meter.known_at(cost)
         if budget.id in self.account.tallies:
@@ -195,7 +200,7 @@ class KeysInTurn:
             until = min(until, to_us(hold.until))
         self._blocked[turn.pk] = (ready_calls.HOLD, until)
 
-    def _save(self, places: Sequence[Place], released: Mapping[Place, int]) -> None:
+    def _save_turns(self, places: Sequence[Place], released: Mapping[Place, int]) -> None:
         # behind those that are new, and whoever went last is last
         ordered = enumerate((place for place in places if place in self._turns), start=1)
         served = {self._turns[place].pk: self.now + n for n, place in ordered}
@@ -214,10 +219,10 @@ class KeysInTurn:
         return min((at for at in instants if at is not None), default=None)
 
 
-def _freed(account: Account) -> set[str]:
+def _freed_scopes(account: Account) -> set[str]:
     freed = {
         ready_calls.blocked_on_room((one.budget.id, value))
         for one in account.tallies.values()
         for value in (*one.freed, *one.near)
     }
-    return freed | {ready_calls.blocked_on_answer(scope) for scope in account.answered()}
+    return freed | {ready_calls.blocked_on_answer(scope) for scope in account.answered_scopes()}

@@ -132,11 +132,9 @@ def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> int:
-    """Void what is still to be begun of these: it never reaches the wire, and a call that waits for
-    it waits for a release again.
+    """Void what is still to be begun of these: the calls wait for a release again.
 
-    What somebody has locked (a cancel that has not committed yet) is left as it is; the count of
-    those.
+    The count of those that somebody has locked (a cancel that has not committed yet): they stay.
     """
     unbegun = tables.attempts(using).unbegun().filter(pk__in=list(attempt_ids))
     left = unbegun.values_list("pk", flat=True)
@@ -197,7 +195,7 @@ def _read_clock(
     """The clock that the rows brought, narrowed by earlier readings; since when it is steady."""
     if rows:
         shown, moved = (rows[0][name] for name in _READING)
-        reading = ledger_time.brought(using, before, shown, moved)
+        reading = ledger_time.reading_of(using, before, shown, moved)
     else:
         reading = ledger_time.read(using)
     narrowed, steady_from = ledger_time.watch(using).take(reading)
@@ -207,7 +205,7 @@ def _read_clock(
 def slot(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
-    """Never later than it was ahead at release; exactly that, if the clock may have jumped."""
+    """When it may be sent: no further ahead than at release, and just as far after a jump."""
     if send_at is None:
         return None
     latest = from_us(clock.at) + (send_at - released_at)

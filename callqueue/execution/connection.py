@@ -238,7 +238,7 @@ class Connection(HTTPConnection):
         raise Failed(f"{self._name} closes connections before anything is sent")
 
     def putheader(self, header: Any, *values: Any) -> None:
-        """As http.client; requests has looked at it: left is only that nothing ends the line."""
+        """As http.client's. Of its checks one is left to be made: that nothing ends the line."""
         line = header.encode("ascii") + b": "
         for value in values:
             line += value if isinstance(value, bytes) else str(value).encode("latin-1")
@@ -397,9 +397,7 @@ class SecureConnection(Connection, HTTPSConnection):
 
 
 def _unread_for(sock: socket.socket) -> float:
-    """Seconds for which the last bytes that came had been there (Linux; elsewhere 0): the field
-    tcpi_last_data_recv of linux/tcp.h, milliseconds.
-    """
+    """Seconds since the last bytes came that are unread: Linux's tcpi_last_data_recv; else 0."""
     if sys.platform != "linux":
         return 0.0
     try:

@@ -75,9 +75,7 @@ class Message:
 
 
 class Clearance:
-    """What jobs wait for that took off before it was known whether they are begun: none is sent, or
-    recorded, before it is `given`.
-    """
+    """What jobs wait for that may not be begun yet: none is sent or recorded before it is given."""
 
     def __init__(self) -> None:
         self._is_begun = False
@@ -97,15 +95,15 @@ class Clearance:
 
 
 class Flight:
-    """What this process has in flight; `most` says how many calls may be, 0 where the process goes.
+    """What this process has in flight; `max_in_flight` calls at most, 0 where the process goes.
 
     Whoever calls its public methods puts something into its inbox: a message that boards, jobs that
     take off, an event to be set when nothing is in flight, or None, for a look. All else is done by
     its own thread.
     """
 
-    def __init__(self, using: str, most: Callable[[], int]) -> None:
-        self.using, self.most, self.pid = using, most, os.getpid()
+    def __init__(self, using: str, max_in_flight: Callable[[], int]) -> None:
+        self.using, self.max_in_flight, self.pid = using, max_in_flight, os.getpid()
         self.inbox: queue.SimpleQueue[Message | list[Job] | threading.Event | None]
         self.inbox = queue.SimpleQueue()
         self.boarding: list[Message] = []
@@ -161,10 +159,8 @@ class Flight:
         return clear
 
     def room(self) -> int:
-        """How many more calls there is room for now; none for a while where this process lacks what
-        they need.
-        """
-        most = min(self.most(), self.crew.most())
+        """How many more calls there is room for: none while this process lacks what they need."""
+        most = min(self.max_in_flight(), self.crew.max_jobs())
         return 0 if starvation.shortage.is_on else int(max(0, most - len(self.under_way)))
 
     def land(self, *, seconds: float | None) -> None:
@@ -278,7 +274,7 @@ class Flight:
     def _begin_waiting(self) -> None:
         """Begin what messages have waiting, as far as there is room, in one statement."""
         wanted: dict[int, Message] = {}
-        most, room = self.most(), self.room()
+        most, room = self.max_in_flight(), self.room()
         for message in self.boarding:
             if message.is_abandoned or not most:
                 message.waiting = []
@@ -317,7 +313,7 @@ class Flight:
         """Let the tasks go whose calls are under way, if there is room for others, and those that
         wait for room in vain; and whoever waits for nothing to be in flight.
         """
-        has_room = not self.most() or self.room() > 0
+        has_room = not self.max_in_flight() or self.room() > 0
         for message in list(self.boarding):
             if message.is_partly_begun and time.monotonic() - message.begun_at >= HELD:
                 message.left, message.waiting = message.waiting, []
@@ -395,16 +391,12 @@ class Crew:
             return False
         return True
 
-    def most(self) -> float:
-        """How many jobs there are threads for, as far as is known: as many as there were when no
-        other was to be had, for a minute.
-        """
+    def max_jobs(self) -> float:
+        """How many jobs there are threads for: as many as when none was to be had, for a minute."""
         return max(1, self.full) if time.monotonic() - self.full_at < MINUTE else math.inf
 
     def unserved(self) -> list[Job]:
-        """The jobs that have waited in vain for a thread, taken herewith: another process may have
-        one, and their leases run.
-        """
+        """Take the jobs that have waited in vain for a thread: another process may have one."""
         if not self.pending:
             self.refused_at = math.inf
         taken: list[Job] = []

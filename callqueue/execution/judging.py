@@ -41,37 +41,37 @@ def of_answer(job: Job, answer: Answer) -> Result:
         sent_at = min(ended_at, job.shown_at(arrived))
     if answer.sent and job.call.first_sent_dt is None:
         job.call.first_sent_dt = job.wall(sent_at or ended_at)
-    return _of_answer(job, answer, job.wall(ended_at)).at(ended_at, ended_mono, sent_at)
+    return _of_answer(job, answer, job.wall(ended_at)).stamp(ended_at, ended_mono, sent_at)
 
 
 def of_value(job: Job, value: object) -> Result:
     ended_at, ended_mono = job.now(), clocks.monotonic()
     verdict = value if isinstance(value, outcome.OUTCOMES) else Succeeded(value)
-    return _judged(job, verdict, job.wall(ended_at)).at(ended_at, ended_mono)
+    return _result_of_verdict(job, verdict, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def failed(job: Job, why: str) -> Result:
     """Nothing was sent, or a handler failed: retried under the rule's Retry."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    return transitions.after_failure(job, why, job.wall(ended_at)).at(ended_at, ended_mono)
+    return transitions.after_failure(job, why, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def lost(job: Job, why: str) -> Result:
     """Sent, and no answer: the rule's `on_lost` decides."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    return transitions.after_loss(job, why, job.wall(ended_at)).at(ended_at, ended_mono)
+    return transitions.after_loss(job, why, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def unfit(job: Job) -> Result:
     if job.unfit == claim.EXPIRED:
-        return transitions.after_expiry(job).at(job.now(), Mono(0.0))
+        return transitions.after_expiry(job).stamp(job.now(), Mono(0.0))
     if job.unfit == claim.NEWER:
         return transitions.after_void(job, job.unfit, job.wall(job.now()) + ELSEWHERE)
     if job.unfit == claim.STARVED:
         starvation.shortage.begin(claim.STARVED)
         return transitions.after_void(job, claim.STARVED)
     given_up = transitions.after_giving_up(job, job.unfit or "", states.VOIDED)
-    return given_up.at(job.now(), Mono(0.0))
+    return given_up.stamp(job.now(), Mono(0.0))
 
 
 def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
@@ -92,7 +92,7 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
 
 
 def _of_response(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
-    result = _classified(job, response, cut_note, now)
+    result = _result_by_classify(job, response, cut_note, now)
     result.cost = _cost_by_hook(job, response, cut_note)
     return result
 
@@ -104,21 +104,23 @@ def _cut_note(answer: Answer) -> str:
     return (answer.error or f"the body was cut at {most} bytes") if answer.truncated else ""
 
 
-def _classified(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
+def _result_by_classify(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
             own = claim.imported(classify)(response)
             if isinstance(own, outcome.OUTCOMES):
-                return _judged(job, own, now, cut_note)
+                return _result_of_verdict(job, own, now, cut_note)
             if own is not None:
                 note = f"classify returned {type(own).__name__}, which is no outcome"
         except BaseException as error:
             note = f"classify failed: {texts.worded(error)}"
-    return _judged(job, _default(job, response), now, "; ".join(filter(None, [note, cut_note])))
+    return _result_of_verdict(
+        job, _default_verdict(job, response), now, "; ".join(filter(None, [note, cut_note]))
+    )
 
 
-def _default(job: Job, response: Any) -> Outcome:
+def _default_verdict(job: Job, response: Any) -> Outcome:
     retry = job.sound_rule.retry
     return verdict(
         response.status_code,
@@ -129,7 +131,7 @@ def _default(job: Job, response: Any) -> Outcome:
     )
 
 
-def _judged(job: Job, verdict: Outcome, now: datetime, note: str = "") -> Result:
+def _result_of_verdict(job: Job, verdict: Outcome, now: datetime, note: str = "") -> Result:
     if isinstance(verdict, Succeeded):
         return transitions.after_success(job, verdict.result, note)
     why = "; ".join(filter(None, [verdict.why, note]))

@@ -33,8 +33,7 @@ before_landing: list[Callable[[float | None], None]] = []
 
 
 def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Begin these attempts, those that are still to be begun; the count. Their calls are under way
-    then.
+    """Begin these attempts, those still to be begun, and get their calls under way; the count.
 
     Returns when this process has room for another call. What there is no room for goes on to
     another process; what was not begun well before a time limit of the task is given back, and so
@@ -62,7 +61,7 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     """Make calls in the task itself, whose time limits may strike them; the count begun."""
     starvation.shortage.rest(patience(task))
-    if not most():
+    if not max_in_flight():
         _give_back(using, attempt_ids)
         return 0
     with database.kept_connection(using):
@@ -76,7 +75,7 @@ def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
 
 def _hand_on(using: str, message: Message, task: Any) -> None:
     """Let another process begin what is left; where the broker takes no message, give it back."""
-    options, lasts = broker.naming(using), conf.current().release_lease
+    options, lasts = broker.database_kwargs(using), conf.current().release_lease
     try:
         broker.send(task, (message.left,), options, queue=message.queue, lasts=lasts)
     except Exception as error:
@@ -104,7 +103,7 @@ def patience(task: Any) -> float | None:
     return min(limits) / 3 if limits else None
 
 
-def most() -> int:
+def max_in_flight() -> int:
     """How many calls this process may have in flight: CALLS_PER_SLOT for each of its slots, but no
     more than it has descriptors for; none where the worker was told to go. A child of the prefork
     pool is one slot; the process of any other pool has them all.
@@ -114,7 +113,7 @@ def most() -> int:
     pid, worker = _worker
     slots = getattr(worker, "concurrency", 1) if pid == os.getpid() else 1
     wanted = conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
-    return int(min(wanted, starvation.most()))
+    return int(min(wanted, starvation.spare_descriptors()))
 
 
 def is_told_to_go() -> bool:
@@ -126,7 +125,7 @@ def flight_of(using: str) -> Flight:
     with _lock:
         flight = _flights.get(using)
         if flight is None or flight.pid != os.getpid():
-            flight = _flights[using] = Flight(using, most)
+            flight = _flights[using] = Flight(using, max_in_flight)
         return flight
 
 

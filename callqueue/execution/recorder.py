@@ -50,7 +50,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
         except Exception as error:
             if interruption(error) is not None:
                 raise
-            if not database.may_pass(error) and not starved(error):
+            if not database.is_transient(error) and not starved(error):
                 return _record_apart(using, ended, error)
             _wait_for_database(using, ended, error, pause)
             pause = min(2.0, pause * 2)
@@ -158,7 +158,7 @@ def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) 
 def _with_corrections(
     results: Sequence[Result], attempts: list[dict[str, Any]], late: datetime
 ) -> list[dict[str, Any]]:
-    """For all, where one has any. What ended before `late` is recorded late."""
+    """The attempts' columns, with the marks of corrections. Ended before `late`: recorded late."""
     found = [
         correction(
             one.job.attempt.cost, own["cost"], one.outcome, is_late=own["finished_at"] < late

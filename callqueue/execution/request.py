@@ -23,7 +23,7 @@ from callqueue.execution.recorder import NOTHING, unstorable
 from callqueue.execution.starvation import starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
 from callqueue.security.redaction import REDACTED, redact_headers
-from callqueue.security.withholding import WITHHELD, at_work, clean, holds, payload_of, withhold
+from callqueue.security.withholding import WITHHELD, at_work, clean, payload_of, tells, withhold
 from callqueue.sending.disclosure import disclose
 from callqueue.transitions import Job, Result
 
@@ -60,9 +60,7 @@ class SlotGate(wire.Gate):
         self._job, self.ends = job, job.lease_ends
 
     def wait(self) -> None:
-        """Sleep until it is begun for certain, and its slot opens by the database's clock, erring
-        late.
-        """
+        """Sleep until it is surely begun and its slot opens by the database's clock; errs late."""
         if self._job.clearance is not None and not self._job.clearance.wait():
             raise wire.Dropped("what has begun it was undone before the first byte was sent")
         self._sleep()
@@ -147,9 +145,7 @@ def _send(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
 
 
 def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The params, with the rule's idempotency header where the method changes something and the
-    call names no such header itself.
-    """
+    """The params with the rule's idempotency header, for a method that changes something."""
     params, header = dict(given), job.sound_rule.idempotency_header
     own = params.get("headers") or {}
     if header and job.call.method not in SAFE and header.lower() not in map(str.lower, own):
@@ -223,7 +219,7 @@ def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
     if response is None:
         if result.outcome != states.SUCCEEDED:
             return NOTHING
-        return {**NOTHING, **_body(_as_json(result.value), "utf-8", result, values)}
+        return {**NOTHING, **_columns_of_body(_as_json(result.value), "utf-8", result, values)}
     columns: dict[str, Any]
     columns, content = {"response_status": response.status_code}, response.content or b""
     headers, long, size = _cut(response.headers)
@@ -235,8 +231,8 @@ def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
         empty = {"response_headers": {}, "response_body": NOT_KEPT, "response_size": size}
         return {**columns, **empty, "response_form": answers.WITHHELD}
     try:
-        columns["response_headers"] = _cleaned(headers, long, values)
-        return {**columns, **_body(content, response.encoding, result, values)}
+        columns["response_headers"] = _cleaned_headers(headers, long, values)
+        return {**columns, **_columns_of_body(content, response.encoding, result, values)}
     finally:
         if turn is not None:
             turn.release()
@@ -257,8 +253,10 @@ def _cut(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
     return kept, long, size
 
 
-def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> dict[str, str]:
-    if values and holds("\n".join([*kept, *kept.values()]), values):
+def _cleaned_headers(
+    kept: dict[str, str], long: set[str], values: tuple[str, ...]
+) -> dict[str, str]:
+    if values and tells("\n".join([*kept, *kept.values()]), values):
         long = {withhold(name, values) for name in long}
         kept = {withhold(name, values): withhold(text, values) for name, text in kept.items()}
     kept = redact_headers(kept)
@@ -267,7 +265,7 @@ def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> d
     return {name[:LONGEST_NAME]: text[:LONGEST_VALUE] for name, text in kept.items()}
 
 
-def _body(
+def _columns_of_body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
     most = conf.current().kept_bytes(result.job.rule)
@@ -293,11 +291,11 @@ def _without_secrets(
         return None
     start = content[: most + EDGE]
     text = texts.decoded(start, charset)
-    is_told = holds(text, values)
+    is_told = tells(text, values)
     # letters of a charset that is falsely claimed would be the secret's bytes, two or four in one
     if not text.isascii() and (not is_told or texts.charset(charset).startswith(_WIDE)):
         as_it_stands = texts.storable(start.decode("latin-1"))
-        if holds(as_it_stands, values):
+        if tells(as_it_stands, values):
             text, is_told = as_it_stands, True
     return withhold(text, values) if is_told else None
 

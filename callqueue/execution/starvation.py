@@ -59,7 +59,8 @@ class Shortage:
 shortage = Shortage()
 
 
-def most() -> float:
+def spare_descriptors() -> float:
+    """How many calls there are descriptors for, besides those in use and some to spare."""
     if resource is None:
         return math.inf
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -89,9 +89,7 @@ def request(
     timeouts: Timeouts,
     gate: Gate | None = None,
 ) -> Answer:
-    """Make the call, with `params` as requests.request takes them. What the gate raises passes, but
-    for Dropped.
-    """
+    """Make the call: `params` as for requests.request. What the gate raises passes, but Dropped."""
     gate = Gate() if gate is None else gate
     trip, answer, may_be_sent = Trip(timeouts, gate, policy), Answer(None, None), False
     try:

@@ -232,10 +232,10 @@ def params_of(name: str, message: Any, stated: Mapping[str, Any]) -> dict[str, A
     params = {
         "args": _encoded(args),
         "name": name,
-        "embed": _encoded(_encodable(embed)),
+        "embed": _encoded(_stated(embed)),
         "kwargs": _encoded(kwargs),
-        "headers": _encoded(_encodable(headers)),
-        "properties": _encoded(_encodable(message.properties)),
+        "headers": _encoded(_stated(headers)),
+        "properties": _encoded(_stated(message.properties)),
     }
     for place in ("embed", "headers", "properties"):
         for option, value in params[place].items():
@@ -281,8 +281,8 @@ def request_of(task: Any, params: Mapping[str, Any], own_id: str, retries: int) 
     }
 
 
-def _encodable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that say something, in the order that every database keeps by itself."""
+def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are stated, in the order that every database keeps by itself."""
     names = sorted(options, key=lambda name: (len(name), name))
     return {name: options[name] for name in names if options[name] is not None}
 

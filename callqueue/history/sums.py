@@ -20,7 +20,7 @@ from callqueue.database import (
     from_us,
     micros_sql,
     part_sql,
-    places,
+    placeholders,
     rows,
 )
 from callqueue.ledger import ledger_time
@@ -189,11 +189,11 @@ def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
     start = part_sql(using, "a.finished_at", 0, MINUTE_S * SECOND)
     each = (
         f"SELECT a.rule AS rule, {start} AS part, a.outcome AS outcome, "
-        f"{_bucket(f'{sent} - {due}')} AS waited, {_bucket(f'{ended} - {sent}')} AS took "
+        f"{_bucket_sql(f'{sent} - {due}')} AS waited, {_bucket_sql(f'{ended} - {sent}')} AS took "
         f"FROM {tables.name(using, 'CallAttempt')} a "
         f"LEFT JOIN {tables.name(using, 'CallQueue')} c "
         "ON c.id = a.call_id AND c.last_attempt = a.number "
-        f"WHERE a.rule IN ({places(names)}) "
+        f"WHERE a.rule IN ({placeholders(names)}) "
         "AND a.finished_at > %s AND a.finished_at <= %s AND a.outcome <> %s"
     )
     sql = (
@@ -210,8 +210,8 @@ def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
     return found
 
 
-def _bucket(length: str) -> str:
-    """SQL: -1 where it is not known. A call that is tried again is due anew, after it was sent."""
+def _bucket_sql(length: str) -> str:
+    """SQL for the place of a length among BOUNDS; -1: unknown, or sent before it was due anew."""
     cases = " ".join(
         f"WHEN {length} <= {round(bound * SECOND)} THEN {place}"
         for place, bound in enumerate(BOUNDS)

@@ -1,6 +1,6 @@
-"""QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, and which runs when
-its limits admit it. The worker that is handed the call runs the task (handlers/celery_task.py).
-Publishes nothing.
+"""QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, and publish
+nothing. The worker that is handed the call, once its limits admit it, runs the task
+(handlers/celery_task.py).
 """
 
 from __future__ import annotations
@@ -85,16 +85,15 @@ class QueuedTask(DjangoTask):
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """Queue a call that runs the task, in the caller's transaction; its result, with the row as
-        `.call`.
+        """Queue a call that runs the task, in this transaction; its result, the row as `.call`.
 
         `countdown` and `eta` become the call's not_before, `expires` its expires_at. Raises what
         `send` raises: InvalidCall names the argument that is no JSON, or the option that has no
         meaning here and where to set it. Under `task_always_eager` the task runs at once, under no
         limit.
         """
-        args, kwargs = self._checked(tuple(args or ()), dict(kwargs or {}))
-        refuse(self, options)
+        args, kwargs = self._checked_arguments(tuple(args or ()), dict(kwargs or {}))
+        refuse_options(self, options)
         task_id = task_id or uuid()
         if self._get_app().conf.task_always_eager:
             options |= {"link": link, "link_error": link_error}
@@ -150,7 +149,7 @@ class QueuedTask(DjangoTask):
 
     map = starmap = chunks = _many
 
-    def _checked(
+    def _checked_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.typing and (header := getattr(self, "__header__", None)) is not None:
@@ -236,7 +235,7 @@ def _task_id_of(call: CallQueue | None, task_id: str) -> str:
 
 
 @cache
-def known() -> frozenset[str]:
+def known_options() -> frozenset[str]:
     takes = (Task.apply_async, Task.apply, Celery.send_task, AMQP.as_task_v2, Producer.publish)
     celerys = {name for one in takes for name in inspect.signature(one).parameters}
     # the last: canvas leaves them among a signature's options
@@ -244,7 +243,7 @@ def known() -> frozenset[str]:
     return frozenset((celerys | also) - {"self", "name", "body", "options", "properties"})
 
 
-def refuse(task: QueuedTask, options: Mapping[str, Any]) -> None:
+def refuse_options(task: QueuedTask, options: Mapping[str, Any]) -> None:
     """InvalidCall for an option that cannot be honoured or is unknown: none is dropped silently."""
     stamps = set(options.get("stamped_headers") or ())
     for name, value in options.items():
@@ -254,8 +253,8 @@ def refuse(task: QueuedTask, options: Mapping[str, Any]) -> None:
             raise InvalidCall(name, "is 'json' for every call: arguments are stored as JSON")
         if name in REFUSED:
             raise InvalidCall(name, REFUSED[name])
-        if name not in known():
-            why = f"is no option of a QueuedTask{texts.suggest(name, sorted(known()))}"
+        if name not in known_options():
+            why = f"is no option of a QueuedTask{texts.suggest(name, sorted(known_options()))}"
             raise InvalidCall(name, why)
     everywhere = task._get_app().conf
     for name, why in REFUSED.items():

@@ -1,5 +1,4 @@
-"""The account: what every budget of a group of rules is charged with now. Nothing else counts for
-releases.
+"""The account: what each budget of a group of rules is charged with. Releases go by it alone.
 
 An attempt is charged in full from its release until its answer, or until a worker has told when it
 was sent. Then it ages from the latest instant at which the provider can have counted it.
@@ -20,7 +19,7 @@ from callqueue.database import (
     instant_us,
     loaded,
     of_each,
-    places,
+    placeholders,
     quoted,
     rows,
 )
@@ -86,7 +85,9 @@ def _open_sums_sql(
     """
     names = ", ".join(quoted(using, column) for column in columns)
     is_told = "CASE WHEN sent_at IS NULL THEN 0 ELSE 1 END"
-    source = f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({places(rules)})"
+    source = (
+        f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({placeholders(rules)})"
+    )
     if samples:
         inner = f"SELECT {names}, calls, released_at, started_at, sent_at FROM {source}"
         source = f"({inner} LIMIT {SAMPLE}) AS sample"
@@ -120,7 +121,9 @@ def aged_since(
     )
     parts, params = [], list[Any]()
     for since, rules in rules_by_since.items():
-        of_rules = f"SELECT {columns} FROM {attempts_table(using)} WHERE rule IN ({places(rules)})"
+        of_rules = (
+            f"SELECT {columns} FROM {attempts_table(using)} WHERE rule IN ({placeholders(rules)})"
+        )
         parts.append(f"{of_rules} AND finished_at > %s AND outcome <> %s")
         params += [*rules, as_parameter(using, from_us(since)), states.VOIDED]
         if told is not None:
@@ -144,7 +147,7 @@ def answered_lately(using: str, rules: Sequence[str], now: Us) -> list[tuple[str
     """The rules and keys of what was answered in the last seconds. One statement."""
     sql = (
         f"SELECT DISTINCT rule, {quoted(using, 'key')} FROM {attempts_table(using)} "
-        f"WHERE rule IN ({places(rules)}) AND finished_at > %s"
+        f"WHERE rule IN ({placeholders(rules)}) AND finished_at > %s"
     )
     return rows(using, sql, [*rules, as_parameter(using, from_us(now - LATELY))])
 
@@ -243,10 +246,12 @@ class Account:
         may_owe = self.book.may_owe(budget)
         usage = Usage(self.open.get(scope, 0), aged, since, may_owe=may_owe)
         if limit.keeps_level and not limit.is_keyed:
-            return memo.brought_up(self.memo, budget, value, usage, self._oldest_open, self.now)
+            return memo.usage_since_kept_level(
+                self.memo, budget, value, usage, self._oldest_open, self.now
+            )
         return usage
 
-    def answered(self) -> list[Scope]:
+    def answered_scopes(self) -> list[Scope]:
         """The scopes of untallied budgets per key in which calls were answered lately."""
         keyed = [b for b in self.budgets if b.limit.is_keyed and b.id not in self.tallies]
         ids = {budget.id for budget in keyed}
@@ -265,10 +270,10 @@ class Account:
 
     # --- known room
 
-    def take_known(self, laid: Mapping[str, int]) -> bool:
+    def go_by_known_room(self, laid: Mapping[str, int]) -> bool:
         """Read the tallies alone, and go by known room. `laid`: by rule, how many holds were."""
         budgets = memo.known_room_budgets(self.book, self.rules)
-        known = KnownRoom.loaded(self.memo.room)
+        known = KnownRoom.load(self.memo.room)
         if budgets is None or known is None:
             return False
         if not known.is_of(budgets, self.now, self.moved, laid):
@@ -287,8 +292,8 @@ class Account:
             print_ = memo.budgets_print(tuple(budgets))
             self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
 
-    def known(self) -> dict[str, Any]:
-        return self._room.without(self._charged, self._released).dumped() if self._room else {}
+    def known_room_left(self) -> dict[str, Any]:
+        return self._room.without(self._charged, self._released).dump() if self._room else {}
 
     # --- tallied budgets
 
@@ -378,7 +383,7 @@ class Account:
             self._charge_aged(found, by_rule[found.rule])
 
     def _rules_by_since(self, budgets: Sequence[Budget]) -> dict[Us, list[str]]:
-        """No rule's attempts are read for the sake of a longer window of another's."""
+        """The rules by the instant since which their attempts count: none by another's window."""
         since: dict[str, Us] = {}
         for budget in budgets:
             for rule in budget.charging_rules:
@@ -418,8 +423,7 @@ def read(
     has_corrections: bool = False,
     is_whole: bool = False,
 ) -> Account:
-    """The account of a whole group of rules at `now`. The number of statements is the same whatever
-    the backlog and the limits.
+    """The account of a group of rules at `now`, in as many statements whatever the backlog.
 
     `until`: up to when the caller releases. `has_corrections`: tell the tallies what attempts cost
     after all; the caller has the rules' lock.
@@ -435,7 +439,7 @@ def save(account: Account) -> None:
     for one in account.tallies.values():
         one.save()
     account.memo.tallies = {name: one.as_kept() for name, one in account.tallies.items()}
-    account.memo.room = account.known()
+    account.memo.room = account.known_room_left()
     # what this pass released is missing from others' levels
     memo.forget_other_levels(account.memo, {budget.id for budget in account.budgets})
 

@@ -16,7 +16,7 @@ from typing import Any
 from django.db.models import Case, F, Q, QuerySet, Value, When
 
 from callqueue import broker, conf, events, tables
-from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
+from callqueue.database import as_parameter, from_us, instant_us, placeholders, quoted, rows
 from callqueue.ledger import ready_calls, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction, untimed
@@ -79,7 +79,7 @@ def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
     value, until = quoted(using, "value"), quoted(using, "until")
     sql = (
         f"SELECT rule, per, {value}, {until}, reason FROM {table} "
-        f"WHERE rule IN ({places(rules)}) AND ({until} IS NULL OR {until} > %s) ORDER BY id"
+        f"WHERE rule IN ({placeholders(rules)}) AND ({until} IS NULL OR {until} > %s) ORDER BY id"
     )
     by_rule: dict[str, list[InForce]] = {}
     for rule, per, text, ends, reason in rows(using, sql, [*rules, as_parameter(using, now)]):

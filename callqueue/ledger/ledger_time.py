@@ -98,22 +98,22 @@ def _read(using: str) -> Reading:
     [(shown, moved)] = database.rows(
         using, f"SELECT {database.clock_sql(using)}, {moved_sql(using)}"
     )
-    return brought(using, before, shown, moved)
+    return reading_of(using, before, shown, moved)
 
 
-def brought(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
-    """The reading that a statement brought along; on SQLite, which brings none, this host's."""
+def reading_of(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
+    """The reading of a statement that selected the clock, or None: SQLite's is this host's."""
     wall = to_us(database.clock(using)) if shown is None else database.instant_us(shown)
     return Reading(wall - (moved or 0), before, clocks.monotonic(), moved or 0)
 
 
-def held(using: str, *, lazily: bool = False) -> Reading:
+def read_held(using: str, *, lazily: bool = False) -> Reading:
     """A reading in a transaction, until whose end nobody moves the ledger."""
     before, more = clocks.monotonic(), ends_sql(using, lazily=lazily)
     [(moved, shown, *_)] = database.rows(
         using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}{more}"
     )
-    return brought_held(using, before, shown, moved)
+    return held_reading_of(using, before, shown, moved)
 
 
 def ends_sql(using: str, *, lazily: bool) -> str:
@@ -122,12 +122,12 @@ def ends_sql(using: str, *, lazily: bool) -> str:
     return f"{more}{database.within_idle_seconds(using, SILENT)}"
 
 
-def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
-    """The reading that another statement brought with `moved_sql(held=True)`, in a transaction."""
+def held_reading_of(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
+    """As `reading_of`, of one that selected `moved_sql(held=True)`, in a transaction."""
     if moved is None:
         ensure_rows(using)
-        return held(using)
-    reading = brought(using, before, shown, moved)
+        return read_held(using)
+    reading = reading_of(using, before, shown, moved)
     return read(using) if _has_waited(using, reading) else reading
 
 
@@ -329,9 +329,7 @@ class Watch:
         return self.last
 
     def _doubt(self, reading: Reading) -> bool:
-        """Whether it counts as new from now on, and leaves a jump to others: after so long, drift
-        may hide one or change its size.
-        """
+        """Whether it is new from now on, and leaves jumps to others: drift may hide one by now."""
         last, since = self.last, self.since
         is_old = last is not None and reading.after - last.before > OLD
         if last and since is not None and is_old and since <= last.after and last.is_off(reading):

@@ -99,11 +99,11 @@ def kept_level(memo: Memo, budget: Budget, value: str, since: Us, now: Us) -> Le
     return level if since <= level.at <= now else None
 
 
-def brought_up(
+def usage_since_kept_level(
     memo: Memo, budget: Budget, value: str, usage: Usage, oldest_open: Us, now: Us
 ) -> Usage:
-    # The usage since the kept level; and keep that of the oldest instant that an open attempt may
-    # still age from, or be charged more from.
+    # And keep the level of the oldest instant that an open attempt may still age from, or be
+    # charged more from.
     known = kept_level(memo, budget, value, usage.since, now)
     if known:
         newer = [charge for charge in usage.aged if charge[0] > known.at]
@@ -141,10 +141,10 @@ class KnownRoom:
     open: Mapping[str, int]  # by rule, how many attempts are open at most
 
     @classmethod
-    def loaded(cls, kept: Mapping[str, Any]) -> Self | None:
+    def load(cls, kept: Mapping[str, Any]) -> Self | None:
         return cls(**kept) if kept else None
 
-    def dumped(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         return dict(vars(self))
 
     def without(self, charged: Mapping[str, int], released: Mapping[str, int]) -> Self:

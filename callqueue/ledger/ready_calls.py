@@ -240,16 +240,14 @@ def wake(using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterab
     run(
         using,
         f"UPDATE {tables.name(using, 'KeyTurn')} SET blocked_on = '' "
-        f"WHERE rule IN ({database.places(rules)}) AND blocked_on <> '' "
+        f"WHERE rule IN ({database.placeholders(rules)}) AND blocked_on <> '' "
         f"AND (blocked_until <= %s OR blocked_until > %s OR blocked_on IN ({listed}))",
         [*rules, until, latest],
     )
 
 
 def wake_all(using: str, rules: Sequence[str]) -> None:
-    """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end. In a
-    transaction.
-    """
+    """Wake all keys of these rules, in a transaction: limits or holds changed. Waits for a pass."""
     rule_rows.lock(using, rules)
     _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
 

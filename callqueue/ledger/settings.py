@@ -64,7 +64,7 @@ class Party:
             if self.digest != digest and not _is_held(self.using, self.digest, now):
                 gone.add(self.digest)  # the settings have changed
             comes = {} if digest in before.opinions else {digest: opinion}
-            after = _change(self.using, before, comes, gone - {digest}, reading)
+            after = _change_opinions(self.using, before, comes, gone - {digest}, reading)
             rule_rows.ensure(self.using, {rule for one in after.opinions.values() for rule in one})
             return after
 
@@ -87,7 +87,7 @@ class Party:
             or version(self.using) != self.book.version
         )
 
-    def brought_up(self, own: Book, *, is_outdated: bool) -> Book:
+    def book_to_charge_by(self, own: Book, *, is_outdated: bool) -> Book:
         """The book by which a process without other signs of life may charge now."""
         if self.book is None or self._own is not own or is_outdated:
             return self.join(own)
@@ -101,7 +101,7 @@ class Party:
         def take_back(before: Stated, reading: Reading) -> Stated:
             if _is_held(self.using, self.digest, from_us(reading.at)):
                 return before
-            return _change(self.using, before, {}, {self.digest}, reading)
+            return _change_opinions(self.using, before, {}, {self.digest}, reading)
 
         if self.book is not None:
             _restate(self.using, take_back)
@@ -266,7 +266,7 @@ def _stated(using: str, at: int, rates: Mapping[str, str]) -> Stated:
     return Stated(at, opinions, lapsed, rates)
 
 
-def _change(
+def _change_opinions(
     using: str,
     before: Stated,
     comes: Mapping[str, Opinion],

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from callqueue import database, states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, instant_us, loaded, places, quoted, rows
+from callqueue.database import as_parameter, from_us, instant_us, loaded, placeholders, quoted, rows
 from callqueue.limits.budgets import Budget, Former, cost_of, costs_more
 from callqueue.limits.kinds import SECOND, Limit
 
@@ -92,8 +92,9 @@ def _left_sql(using: str, place: int, one: Leaving) -> tuple[str, list[Any]]:
         apart, of_apart = ", CASE WHEN finished_at > %s THEN finished_at END", [told_apart]
     sql = (
         f"SELECT {place}, {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
-        f"WHERE rule IN ({places(one.budget.rules)}) AND finished_at > %s AND finished_at <= %s "
-        f"AND outcome <> %s AND NOT correction_pending GROUP BY {column}{apart}"
+        f"WHERE rule IN ({placeholders(one.budget.rules)}) AND finished_at > %s "
+        "AND finished_at <= %s AND outcome <> %s AND NOT correction_pending "
+        f"GROUP BY {column}{apart}"
     )
     return sql, [*of_cost, *one.budget.rules, since, by, states.VOIDED, *of_apart]
 
@@ -102,7 +103,7 @@ def stored(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[St
     """The rows of these values, by budget. A statement for many budgets."""
     select, value = _stored_sql(using), quoted(using, "value")
     selects = [
-        (f"{select} AND {value} IN ({places(values)})", [name, *values])
+        (f"{select} AND {value} IN ({placeholders(values)})", [name, *values])
         for name, values in wanted.items()
     ]
     return _collected(database.of_each(using, selects))
@@ -127,8 +128,7 @@ def _collected(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
 
 
 def charged(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
-    """What is open or ended after that instant, of each budget: (value, cost). A statement for
-    many.
+    """What is open or ended after that instant, of each budget: (value, cost). One statement.
 
     What is to be corrected costs what it was charged, since the correction comes after; also where
     it ended before, unless it was settled after its end.
@@ -150,7 +150,7 @@ def _charged_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str
     before = "CASE WHEN correction_pending THEN charged END"
     sql = (
         f"SELECT {place}, {column}, {before}, COUNT(*), SUM({cost}) FROM {attempts_table(using)} "
-        f"WHERE rule IN ({places(budget.rules)}) AND ({ended}) "
+        f"WHERE rule IN ({placeholders(budget.rules)}) AND ({ended}) "
         "AND (outcome <> %s OR correction_pending) GROUP BY 2, 3"
     )
     return sql, [*of_cost, *budget.rules, *_parameters(using, since), states.VOIDED]
@@ -166,7 +166,7 @@ def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple
         f"AND (finished_at IS NULL OR finished_at > %s) AND outcome <> %s GROUP BY {column}"
     )
     params = [*of_cost, *of_former, *_parameters(using, horizon), states.VOIDED]
-    for value, spent in _by_value(using, budget, sql, params):
+    for value, spent in _rows_by_value(using, budget, sql, params):
         yield value, int(spent or 0)
 
 
@@ -175,7 +175,7 @@ def by_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[s
     column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
     width = max(1, budget.limit.window_us // PARTS)
     where, of_former = _former_where(using, budget)
-    of_rules = " OR ".join([f"rule IN ({places(budget.rules)})", *where])
+    of_rules = " OR ".join([f"rule IN ({placeholders(budget.rules)})", *where])
     sql = (
         f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
         f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
@@ -184,7 +184,7 @@ def by_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[s
     )
     instants = _parameters(using, begin, end)
     params = [*of_cost, *budget.rules, *of_former, *instants, states.VOIDED]
-    for value, ended, spent in _by_value(using, budget, sql, params):
+    for value, ended, spent in _rows_by_value(using, budget, sql, params):
         yield value, instant_us(ended), int(spent or 0)
 
 
@@ -217,7 +217,8 @@ def next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
     found = rows(
         using,
         f"SELECT id, settled, rule, {key}, queue, cost, charged, finished_at, outcome "
-        f"FROM {attempts_table(using)} WHERE correction_pending AND rule IN ({places(group)}) "
+        f"FROM {attempts_table(using)} WHERE correction_pending "
+        f"AND rule IN ({placeholders(group)}) "
         f"ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked(using)}",
         list(group),
     )
@@ -261,9 +262,10 @@ def _former_where(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
     return [where for where, _ in found], [one for _, params in found for one in params]
 
 
-def _by_value(
+def _rows_by_value(
     using: str, budget: Budget, sql: str, params: Sequence[Any]
 ) -> Iterable[tuple[Any, ...]]:
+    """The rows of a SELECT, with the budget's value in place of the key or queue of each."""
     for told, *rest in rows(using, sql, params):
         yield _value(budget, told), *rest
 

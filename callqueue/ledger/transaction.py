@@ -36,7 +36,7 @@ LOOKS = 20  # at a clock that jumps again and again, before it is taken for a da
 
 
 @dataclass(frozen=True)
-class Out:
+class EndingCall:
     """A call whose attempt ends, as it is by now, locked."""
 
     status: int
@@ -48,7 +48,7 @@ class Out:
 @dataclass(frozen=True)
 class Locked:
     reading: Reading
-    calls: Mapping[int, Out]  # by primary key
+    calls: Mapping[int, EndingCall]  # by primary key
 
     @property
     def now(self) -> datetime:
@@ -71,7 +71,7 @@ def transaction(
     def once() -> T:
         with database.writing(using):
             if calls is None:
-                locked = Locked(ledger_time.held(using, lazily=lazily), {})
+                locked = Locked(ledger_time.read_held(using, lazily=lazily), {})
             else:
                 free, reading = calls_to_end(using, calls, lazily=lazily)
                 locked = Locked(reading, free)
@@ -113,10 +113,10 @@ def calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
     return list(database.locked(rows, wait=True).values_list("pk", *columns))
 
 
-def out_of(call: CallQueue) -> Out:
+def as_ending(call: CallQueue) -> EndingCall:
     due, released = call.due_at_dt, call.dispatched_at_dt
     is_postponed = released is not None and due > released
-    return Out(call.status, call.last_attempt, call.callback, due if is_postponed else None)
+    return EndingCall(call.status, call.last_attempt, call.callback, due if is_postponed else None)
 
 
 def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]]:
@@ -134,9 +134,9 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
 
 def calls_to_end(
     using: str, pks: Sequence[int], *, lazily: bool = False
-) -> tuple[dict[int, Out], Reading]:
-    """Lock those of these calls that nobody else has; and the clock, as `ledger_time.held` reads
-    it. One statement, where any is free. In a transaction.
+) -> tuple[dict[int, EndingCall], Reading]:
+    """Lock those of these calls that nobody else has; and the clock, as `read_held` does. One
+    statement, where any is free. In a transaction.
     """
     before, more = clocks.monotonic(), ledger_time.ends_sql(using, lazily=lazily)
     found = database.rows(
@@ -149,11 +149,11 @@ def calls_to_end(
     )
     if found:
         moved, shown = found[0][5:7]
-        reading = ledger_time.brought_held(using, before, shown, moved)
+        reading = ledger_time.held_reading_of(using, before, shown, moved)
     else:
-        reading = ledger_time.held(using, lazily=lazily)
+        reading = ledger_time.read_held(using, lazily=lazily)
     return {
-        pk: Out(status, number, callback, None if due is None else from_us(instant_us(due)))
+        pk: EndingCall(status, number, callback, None if due is None else from_us(instant_us(due)))
         for pk, status, number, callback, due, *_ in found
     }, reading
 

@@ -42,8 +42,7 @@ class Stated:
     rates: Mapping[str, str] = field(default_factory=dict)
 
     def book(self, own: Book) -> Book:
-        """What is in force for a process with these settings: its own limits and those of all
-        opinions.
+        """What is in force for a process of these settings: its own limits, and all opinions'.
 
         A limit counts every rule that any of them counts in it, and where they differ in it, all
         must admit a call. Of one version, every process that has stated its opinion finds the same.
@@ -71,7 +70,7 @@ class Stated:
         """The rules that lapsed opinions charged to a named limit, and up to which instant."""
         until: dict[str, Us] = {}
         for opinion, lapsed_at in self.lapsed:
-            for rule in (rule for name, rule in named(opinion) if name == limit):
+            for rule in (rule for name, rule in each_name(opinion) if name == limit):
                 until[rule] = max(until.get(rule, Us(0)), lapsed_at + LINGERS)
         return until
 
@@ -116,7 +115,7 @@ class _Union:
             rule: {} for opinion in opinions for rule in opinion
         }
         for opinion in opinions:
-            for rule, index, data in each(opinion):
+            for rule, index, data in each_limit(opinion):
                 self._add(settings_id_of(rule, index, data), rule, data, stated)
 
     def _add(self, settings_id: str, rule: str, data: Mapping[str, Any], stated: Stated) -> None:
@@ -156,7 +155,7 @@ def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
     said: dict[str, dict[str, str]] = {}
     rules: dict[str, set[str]] = {}
     for who, opinion in opinions.items():
-        for rule, index, data in each(opinion):
+        for rule, index, data in each_limit(opinion):
             settings_id = settings_id_of(rule, index, data)
             said.setdefault(settings_id, {})[who] = _in_words(data)
             rules.setdefault(settings_id, set()).add(rule)
@@ -213,14 +212,14 @@ def from_data(data: Mapping[str, Any]) -> Limit | None:
         return None
 
 
-def each(opinion: Opinion) -> Iterable[tuple[str, int, Mapping[str, Any]]]:
+def each_limit(opinion: Opinion) -> Iterable[tuple[str, int, Mapping[str, Any]]]:
     return (
         (rule, index, data) for rule, limits in opinion.items() for index, data in enumerate(limits)
     )
 
 
-def named(opinion: Opinion) -> Iterable[tuple[str, str]]:
-    return ((data["name"], rule) for rule, _, data in each(opinion) if data.get("name"))
+def each_name(opinion: Opinion) -> Iterable[tuple[str, str]]:
+    return ((data["name"], rule) for rule, _, data in each_limit(opinion) if data.get("name"))
 
 
 def settings_id_of(rule: str, index: int, data: Mapping[str, Any]) -> str:

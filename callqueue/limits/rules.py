@@ -18,10 +18,6 @@ MAX_NAME = 100  # the width of the columns that hold names of rules, queues and 
 HOSTS_WANTED = (
     "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
 )
-PLACES_WANTED = (
-    "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', "
-    "without scheme or path"
-)
 
 
 @with_known_fields
@@ -168,17 +164,6 @@ def is_host_pattern(text: str) -> bool:
     return bool(name) and not re.search(r"[\s/@*]", name) and (name.count(":") != 1)
 
 
-def is_place_pattern(text: str) -> bool:
-    """Whether it is a host pattern, perhaps with a port: "api.example.com:8443", "[::1]:8080"."""
-    host, port = split_place(text)
-    return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
-
-
-def split_place(text: str) -> tuple[str, int | None]:
-    named = re.fullmatch(r"([^:]+|\[[^\]]*\]):([0-9]{1,5})", text, re.ASCII)
-    return (named[1], int(named[2])) if named else (text, None)
-
-
 def _check_limits(rule: Rule) -> None:
     if isinstance(rule.limits, Limit) or not isinstance(rule.limits, Sequence):
         raise _wrong(rule, "limits", "a list of limits, as in limits=[SlidingWindow('100/h')]")
@@ -254,12 +239,10 @@ def _wrong(owner: object, name: str, wanted: str) -> ImproperlyConfigured:
 
 
 def backoff(retry: Retry, failures: int, rand: float) -> float:
-    """Seconds before the next try after `failures` (1 and up) failed ones; `rand` in [0, 1) draws
-    the jittered half.
+    """Seconds before the next try after `failures` (1 and up) failed ones; `rand` is in [0, 1).
 
-    The jitter is the one called "equal" in "Exponential Backoff And Jitter" (AWS Architecture Blog,
-    2015). "Full" jitter may also return at once; calls here are spaced by the limits already, and a
-    provider that just failed is better left alone for a while.
+    The jitter is "equal" of "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): unlike
+    "full", it leaves a provider that just failed alone for a while.
     """
     whole = min(retry.cap, _exponential(failures, float(retry.base), float(retry.factor)))
     return whole / 2 + whole / 2 * rand if retry.jitter else whole

@@ -12,7 +12,7 @@ from django.db.models.functions import Coalesce
 
 from callqueue import states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, micros_sql, places, rows
+from callqueue.database import as_parameter, from_us, micros_sql, placeholders, rows
 from callqueue.limits.kinds import SECOND
 
 RECENT_S = 60  # over which rates are taken
@@ -128,7 +128,7 @@ def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
     answered = (
         f"SELECT {_ANSWERED}, rule, queue, COUNT(*), {is_stamped}, SUM({ended} - {released}), "
         f"MAX({began}) FROM {table} "
-        f"WHERE rule IN ({places(names)}) AND finished_at > %s AND outcome <> %s "
+        f"WHERE rule IN ({placeholders(names)}) AND finished_at > %s AND outcome <> %s "
         "GROUP BY rule, queue"
     )
     newest = (

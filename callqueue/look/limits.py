@@ -225,7 +225,7 @@ def _is_few(limit: Limit) -> bool:
 
 
 def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us, int]]:
-    """From when each ages. One statement; a part of keys is found among all that mention it."""
+    """When what ended of a value ages, and its cost. A part of a key is found in whole keys."""
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
     found = charged.filter(rule__in=budget.charging_rules).order_by()

@@ -17,7 +17,7 @@ from callqueue.database import (
     instant_us,
     loaded,
     of_each,
-    places,
+    placeholders,
     quoted,
     rows,
 )
@@ -137,7 +137,7 @@ def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
     )
     before, found = clocks.monotonic(), rows(using, sql)
     *shown, until, version = found[0][:4]
-    reading = ledger_time.brought(using, before, *shown)
+    reading = ledger_time.reading_of(using, before, *shown)
     signs = [
         alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)
         for *_, name, at, kind, digest, broker in found
@@ -284,7 +284,7 @@ def _shown_holds(using: str, values: Sequence[str]) -> str:
         f"ROW_NUMBER() OVER (PARTITION BY rule, per ORDER BY "
         f"CASE WHEN {until} IS NULL THEN 0 ELSE 1 END, {until} DESC, id)"
     )
-    asked = f" OR {value} IN ({places(values)})" if values else ""
+    asked = f" OR {value} IN ({placeholders(values)})" if values else ""
     return (
         f"SELECT rule, per, {value}, {until}, reason, source FROM ("
         f"SELECT rule, per, {value}, {until}, reason, source, {place} AS place "

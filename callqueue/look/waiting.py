@@ -14,7 +14,7 @@ from callqueue.database import (
     from_us,
     instant_us,
     part_sql,
-    places,
+    placeholders,
     quoted,
     rows,
 )
@@ -98,13 +98,13 @@ def _counts_sql(
     ready = f"FROM {table} WHERE {WAITING} AND ready AND rule IN"
     if plain:
         parts.append(
-            f"SELECT {_READY}, rule, COUNT(*), 1, MIN(due_at_dt) {ready} ({places(plain)}) "
+            f"SELECT {_READY}, rule, COUNT(*), 1, MIN(due_at_dt) {ready} ({placeholders(plain)}) "
             "GROUP BY rule"
         )
     if by_key:
         of_keys = (
             f"SELECT rule, {key}, COUNT(*) AS calls, MIN(due_at_dt) AS first_due "
-            f"{ready} ({places(by_key)}) GROUP BY rule, {key}"
+            f"{ready} ({placeholders(by_key)}) GROUP BY rule, {key}"
         )
         parts.append(
             f"SELECT {_READY}, rule, calls, COUNT(*), MIN(first_due) "
@@ -123,7 +123,7 @@ def _counts_sql(
 def _all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
     sql = (
         f"SELECT rule, COUNT(*) FROM {tables.name(using, 'CallQueue')} "
-        f"WHERE {WAITING} AND rule IN ({places(names)}) GROUP BY rule"
+        f"WHERE {WAITING} AND rule IN ({placeholders(names)}) GROUP BY rule"
     )
     return [(rule, int(count)) for rule, count in rows(using, sql, list(names))]
 

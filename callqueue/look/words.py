@@ -69,12 +69,12 @@ def _parts(seconds: float) -> list[tuple[TimeFrameLiteral, int]]:
         return [("minutes", round(whole / MINUTE))]
     if whole < 2 * DAY:
         hours, minutes = divmod(round(whole / MINUTE), 60)
-        return [("hours", hours), *_rest("minute", "minutes", minutes)]
+        return [("hours", hours), *_second_unit("minute", "minutes", minutes)]
     days, hours = divmod(whole // HOUR, 24)
-    return [("days", days), *_rest("hour", "hours", hours if days < 10 else 0)]
+    return [("days", days), *_second_unit("hour", "hours", hours if days < 10 else 0)]
 
 
-def _rest(
+def _second_unit(
     one: TimeFrameLiteral, many: TimeFrameLiteral, number: int
 ) -> list[tuple[TimeFrameLiteral, int]]:
     return [(one if number == 1 else many, number)] if number else []

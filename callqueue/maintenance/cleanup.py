@@ -66,9 +66,7 @@ def clean(
 
 
 def overdue_for(using: str) -> timedelta:
-    """For how long the call that is longest past its retention has been so; zero where none is. One
-    row of an index for each final status.
-    """
+    """For how long the call longest past its retention has been; zero where none is. By index."""
     late = timedelta(0)
     for status, cut in _cutoffs(using, None):
         ended = _overdue(using, status, cut).order_by("finished_at_dt")
@@ -109,7 +107,9 @@ def _prune(
         cleaned.attempts += database.delete_each(tables.CallAttempt, using, orphans)
     cleaned.holds += _ended_holds(using).delete()[0]
     settings.forget_lapsed(using, _credited(using))
-    tables.dispensers(using).filter(seen_at__lt=_credited(using) - recovery.memory(using)).delete()
+    tables.dispensers(using).filter(
+        seen_at__lt=_credited(using) - recovery.remembered_for(using)
+    ).delete()
     after = 0
     while gone := untimed(using, partial(_delete_turns, using, after)):
         after = gone[-1]

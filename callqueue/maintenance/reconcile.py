@@ -122,7 +122,7 @@ def _claim(using: str, call: CallQueue) -> bool:
 def _ask(using: str, call: CallQueue) -> bool:
     """Ask what became of the call, and believe it; whether it is UNKNOWN no more."""
     try:
-        answer = _answer(call)
+        answer = _ask_hook(call)
         return database.persist(using, lambda: _believe(using, call, answer), during="reconcile")
     except BaseException as error:
         why = _clean(call, texts.worded(error))[:300]
@@ -132,7 +132,7 @@ def _ask(using: str, call: CallQueue) -> bool:
         return False
 
 
-def _answer(call: CallQueue) -> Any:
+def _ask_hook(call: CallQueue) -> Any:
     hook = _hooks()[call.rule]
     hook = import_string(hook) if isinstance(hook, str) else hook
     if database.in_any_transaction():  # a test's, of which no other thread sees anything

@@ -1,5 +1,5 @@
 """Takes back what was released and never begun, ends what was begun and fell silent, and expires
-what waited too long.
+what waited too long. Below: dispensers' signs of life, which tell that a backup was put back.
 
 Everything is fenced by the rows' own state and by the attempt's number, so any number may run. A
 row that somebody has locked is passed over.
@@ -137,8 +137,13 @@ def _fail_orphans_of(using: str, rule: str) -> int:
 ALL = (void_unbegun, end_lost, transitions.end_deferred, expire, fail_orphans)
 
 
+# --- signs of life, and what a database that was put back has forgotten
+
+
 @dataclass(frozen=True)
 class Sign:
+    """A sign of life, and what the database had by then: where that is gone, it was put back."""
+
     at: datetime
     newest: tuple[int, datetime, str] | None  # attempt then: its id, its release, its rule
     moved: int = 0  # how far the ledger was
@@ -184,7 +189,7 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     """
     seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
     if seen is None:
-        is_recent = ledger_time.now(using) - last.at < memory(using)
+        is_recent = ledger_time.now(using) - last.at < remembered_for(using)
         return not _has_attempt(using, last.newest) and is_recent
     # The clock may have jumped when it was given, and it was put right once somebody knew: as what
     # was written while he was about it.
@@ -213,7 +218,7 @@ def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
     )
 
 
-def memory(using: str) -> timedelta:
+def remembered_for(using: str) -> timedelta:
     """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),

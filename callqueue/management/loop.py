@@ -35,7 +35,7 @@ def chosen(using: str, options: dict[str, Any]) -> tuple[list[str], float | None
     if seconds is not None and not seconds >= 0:
         raise wrong_use(f"--for: {seconds:g} is not a number of seconds")
     for rule in rules:
-        conf.current().rule(rule)
+        conf.current().rule(rule)  # else UnknownRule
     return rules, seconds
 
 

@@ -20,7 +20,7 @@ from callqueue.fields import (
     new_idempotency_key,
     one_call,
 )
-from callqueue.managers import CallQueueManager, as_written, made_by_other_code
+from callqueue.managers import CallQueueManager, also_written, leave_to_promotion
 from callqueue.models.table import Table
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ class CallQueue(Table):
         if fields is None or "due_at_dt" in fields:
             self._read_due = None
         if fields is None:
-            made_by_other_code(self)
-        elif written := as_written(fields):
+            leave_to_promotion(self)
+        elif written := also_written(fields):
             self.ready = False
             fields.update(written)
         super().save(*args, update_fields=fields, **how)

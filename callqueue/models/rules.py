@@ -58,9 +58,7 @@ class SettingsState(models.Model):
 
 
 class OpinionState(models.Model):
-    """What some processes' settings say of the limits, as JSON. One that has lapsed tells of
-    before.
-    """
+    """What some processes' settings say of the limits, as JSON. A lapsed one tells of before."""
 
     digest = models.CharField(max_length=16, primary_key=True)
     limits = models.JSONField()

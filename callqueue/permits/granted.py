@@ -85,7 +85,7 @@ class Permit:
         result.cost = self._cost
         return result
 
-    def answered(self, result: Result) -> None:
+    def keep_answer(self, result: Result) -> None:
         """Keep this answer, whose body is still under way: the permit ends so, but later."""
         self._write(lambda: self._lay_hold(result))
         self._write(self._tell_sent)

@@ -134,10 +134,10 @@ def _answered(permit: Permit, request: Any, response: Any) -> None:
     elif wants_body:
         permit.sent()
         response.stream = _body(response)(response, permit, end)
-    elif transport.lasts(permit):
+    elif transport.is_charged_until_read(permit):
         told = transport.as_response(status, response.headers, b"", url)
         result = transport.judged(permit, told)
-        permit.answered(result)
+        permit.keep_answer(result)
         response.stream = _body(response)(
             response, permit, lambda *_, **__: permit.end_with(result)
         )

@@ -34,9 +34,7 @@ def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False)
 
 
 def as_response(status: int, headers: Any, body: bytes | None, url: str) -> Any:
-    """An answer as `classify` and `settle` know it; `body`: as much as is known of it, None where
-    it is not: to read it raises.
-    """
+    """An answer as `classify` and `settle` know it; to read a `body` that is None raises."""
     response: Any = requests.Response()
     response.status_code, response.url = status, url
     response.headers = CaseInsensitiveDict(headers)
@@ -49,7 +47,7 @@ def wants_body(permit: Permit) -> bool:
     return rule.classify is not None or rule.settle is not None
 
 
-def lasts(permit: Permit) -> bool:
+def is_charged_until_read(permit: Permit) -> bool:
     """Whether it is charged until the whole body has come: a limit counts what is in flight."""
     return any(limit.counts_in_flight for limit in permit.job.sound_rule.limits)
 
@@ -102,8 +100,8 @@ class PermitAdapter(HTTPAdapter):
             permit.end_with(permit.result_of(error))
             raise
         result = judged(permit, told)
-        if stream and lasts(permit):
-            permit.answered(result)
+        if stream and is_charged_until_read(permit):
+            permit.keep_answer(result)
             _after(response.raw, lambda: permit.end_with(result))
         else:
             permit.end_with(result)

@@ -92,9 +92,7 @@ class Waiter:
         self._opens_at = self._beat_at = self._slot_at = 0.0
 
     def step(self) -> Job | float:
-        """Look, or make a pass: the begun attempt as a job, or the seconds until the next step.
-        NotNow once the wait is over.
-        """
+        """Look, or make a pass: the begun job, or seconds until the next step. Too late: NotNow."""
         return apart(self.using, lambda: database.persist(self.using, self._step, during="permit"))
 
     def withdraw(self) -> None:
@@ -139,7 +137,7 @@ class Waiter:
 
     @property
     def _patience(self) -> float | None:
-        """None: never. What does not wait gets an answer, from a pass or a slot of another's."""
+        """Seconds until it gives up; None: never. AT_ONCE more before it has made a pass."""
         if self.wait is None or self.passes:
             return self.left
         return self.began + self.wait + AT_ONCE - now()
@@ -218,7 +216,7 @@ class Waiter:
         conf.current().rule(self.rule)  # UnknownRule where the settings have it no more
         party = _parties.setdefault(using, Party(using))
         known = party.book
-        book = party.brought_up(conf.current().book, is_outdated=self._is_outdated)
+        book = party.book_to_charge_by(conf.current().book, is_outdated=self._is_outdated)
         if book is not known or self._streak.locked:
             release_pass.ensure_states(using, book.groups[self.rule])
         lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)

@@ -16,11 +16,15 @@ from urllib.parse import unquote
 
 import idna
 
-from callqueue.limits.rules import split_place
+from callqueue.limits.rules import is_host_pattern
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+PLACES_WANTED = (
+    "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', "
+    "without scheme or path"
+)
 LONGEST_AUTHORITY = 300  # characters of a URL's host and port; a host's name has at most 253
 _URL = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::(.*))?")
@@ -133,12 +137,24 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     if "*" in allowed_hosts:
         return None
     name, is_name = _canonical(host), literal_address(host) is None
-    places = [_pattern(pattern) for pattern in allowed_hosts]
+    places = [split_place(pattern) for pattern in allowed_hosts]
     if any(_is_for(pattern, name, is_name) for pattern, only in places if only in (None, port)):
         return None
     has_ports = port is not None and any(only for _, only in places)
     shown = f"{name}, port {port}," if has_ports else name
     return f"the host {shown} is not in ALLOWED_HOSTS"
+
+
+def is_place_pattern(text: str) -> bool:
+    """Whether it is a host pattern, perhaps with a port: "api.example.com:8443", "[::1]:8080"."""
+    host, port = split_place(text)
+    return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
+
+
+@lru_cache(maxsize=256)
+def split_place(text: str) -> tuple[str, int | None]:
+    named = re.fullmatch(r"([^:]+|\[[^\]]*\]):([0-9]{1,5})", text, re.ASCII)
+    return (named[1], int(named[2])) if named else (text, None)
 
 
 def literal_address(host: str) -> Address | None:
@@ -178,9 +194,6 @@ def _place(scheme: str, authority: str) -> Place | str:
 
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535
-
-
-_pattern = lru_cache(maxsize=256)(split_place)
 
 
 def _is_for(pattern: str, name: str, is_name: bool) -> bool:

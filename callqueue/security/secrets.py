@@ -1,5 +1,4 @@
-"""Secrets, named by code: `Secret("NAME")` in a call's params becomes its value in the worker
-alone.
+"""Secrets, named by code: `Secret("NAME")` in params becomes its value in the worker alone.
 
 A dict that somebody sent never names a secret: in the database the two are written differently.
 Nothing here stores or logs a value, and no error contains one.
@@ -16,7 +15,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.limits.rules import PLACES_WANTED, is_place_pattern
+from callqueue.security.addresses import PLACES_WANTED, is_place_pattern
 
 MARK = "$secret"
 _MARK = re.compile(r"\$+secret")

@@ -61,7 +61,7 @@ _AFTER_HOST, _ROUTE = re.compile(r"[/?#&=;]"), re.compile(r"[a-z]*")
 _TASKS = ("celery_task", "django_task")
 
 
-def holds(text: str, values: Iterable[str]) -> bool:
+def tells(text: str, values: Iterable[str]) -> bool:
     wanted = _wanted(tuple(values))
     return wanted is not None and any(map(wanted.is_in, _readings(text)))
 
@@ -69,16 +69,16 @@ def holds(text: str, values: Iterable[str]) -> bool:
 def withhold(text: str, values: Iterable[str]) -> str:
     """The text without the strings, words or lines that tell one of the values."""
     values = tuple(values)
-    if not holds(text, values):
+    if not tells(text, values):
         return text
     if _JSON_REST.fullmatch(_JSON_STRING.sub("", text)):
         put = json.dumps(WITHHELD)
-        kept = _JSON_STRING.sub(lambda found: put if holds(found[0], values) else found[0], text)
-        if not holds(kept, values):
+        kept = _JSON_STRING.sub(lambda found: put if tells(found[0], values) else found[0], text)
+        if not tells(kept, values):
             return kept
     for between in (_WORDS, _LINES):
         kept = _without(between.split(text), values)
-        if not holds(kept, values):
+        if not tells(kept, values):
             return kept
     return WITHHELD
 
@@ -124,7 +124,7 @@ def _without(pieces: list[str], values: tuple[str, ...]) -> str:
     """
     wanted = _wanted(values)
     parts = "\0".join(form for size, form in wanted.forms if size == PART) if wanted else ""
-    telling = {at for at in range(0, len(pieces), 2) if holds(pieces[at], values)}
+    telling = {at for at in range(0, len(pieces), 2) if tells(pieces[at], values)}
     gone, edge = set(telling), set(telling)
     while edge:
         edge = {
@@ -154,13 +154,13 @@ def _readings(text: str) -> Iterator[str]:
             _NESTED.sub(lambda found: found[0][0], text) if "%25" in text or "&" in text else text
         )
         text = unquote(text, encoding="latin-1") if "%" in text else text
-        text = _folded(_ESCAPE.sub(_meant, text) if "\\" in text or "&" in text else text)
+        text = _folded(_ESCAPE.sub(_character_of, text) if "\\" in text or "&" in text else text)
         if text == before:
             return
         yield text
 
 
-def _meant(escape: re.Match[str]) -> str:
+def _character_of(escape: re.Match[str]) -> str:
     group = escape.lastindex
     if group in (None, _LETTER):
         return _LETTERS[escape[group]] if group else ""
@@ -277,7 +277,9 @@ def _encoded(piece: str) -> Iterator[tuple[int, str]]:
 
 def _without_payload(text: str, strings: Sequence[str]) -> str:
     """The text without them, as they stand or as errors show them, or 24 characters of them."""
-    forms = sorted({form for string in strings for form in _spelled(string)}, key=len, reverse=True)
+    forms = sorted(
+        {form for string in strings for form in _spellings(string)}, key=len, reverse=True
+    )
     long = "\0".join(form for form in forms if len(form) > _PAYLOAD_PART)
     text = "".join(_runs(text, long)) if long else text
     for form in forms:
@@ -303,7 +305,7 @@ def _runs(text: str, long: str) -> Iterator[str]:
     yield text[done:]
 
 
-def _spelled(string: str) -> Iterator[str]:
+def _spellings(string: str) -> Iterator[str]:
     yield string
     for quoted in (repr(string), ascii(string), json.dumps(string)):
         yield quoted[1:-1]
@@ -358,4 +360,4 @@ def _tells_nothing(record: logging.LogRecord) -> bool:
         text = f"{logging.Formatter().format(own)}\n{record.__dict__}"
     except Exception:  # arguments that do not fit: logging would say so, and show them
         return False
-    return len(text) <= _LONGEST and not holds(text, values)
+    return len(text) <= _LONGEST and not tells(text, values)

@@ -52,10 +52,10 @@ def send_file(
     any other it is data. `refused` is told (line, why) of each bad line, `progress` the lines done.
     """
     if rule is not None:
-        conf.current().rule(rule)
+        conf.current().rule(rule)  # else UnknownRule
     done, same = Imported(), {} if rule is None else {"rule": rule}
     with transaction.atomic(using=using):
-        prepared = _prepared(source, done, same, names_secrets, refused)
+        prepared = _prepared_calls(source, done, same, names_secrets, refused)
         while lines := list(islice(prepared, BATCH)):
             if skip_bad or not done.refused:
                 calls = [call for call in lines if call is not None]
@@ -68,7 +68,7 @@ def send_file(
     return done
 
 
-def _prepared(
+def _prepared_calls(
     source: IO[bytes],
     done: Imported,
     same: Mapping[str, Any],

@@ -1,5 +1,4 @@
-"""Intake: turns what the application sends into rows, or refuses it with the field's name. The only
-way in.
+"""Intake, the only way in: turns what is sent into rows, or refuses it with the field's name.
 
 It asks the router, finds the rule, checks everything, and inserts in the caller's transaction; a
 unique key that an unfinished call carries gives that call instead. It does no network.
@@ -66,7 +65,7 @@ def accept_many(
     """Check all requests, then insert their rows, `batch_size` a statement, in one transaction."""
     if type(batch_size) is not int or batch_size < 1:
         raise InvalidCall("batch_size", f"{batch_size!r} is not a whole number of at least 1")
-    prepared = (_numbered(i, item, same) for i, item in enumerate(iterable))
+    prepared = (_prepare_item(i, item, same) for i, item in enumerate(iterable))
     calls = [call for call in prepared if call is not None]
 
     def insert_all() -> list[CallQueue]:
@@ -131,7 +130,7 @@ def columns_given(request: CallRequest, name: str, config: conf.Config) -> dict[
     }
 
 
-def _numbered(place: int, item: Any, same: Mapping[str, Any]) -> CallQueue | None:
+def _prepare_item(place: int, item: Any, same: Mapping[str, Any]) -> CallQueue | None:
     try:
         return prepare(request_of(item, same))
     except CallQueueError as error:

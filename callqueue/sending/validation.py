@@ -1,6 +1,4 @@
-"""The copy of a call's data in JSON's own types and Secrets, and the checks of send's other
-arguments.
-"""
+"""The copy of a call's data in JSON's types and Secrets; checks of send's other arguments."""
 
 from __future__ import annotations
 
@@ -149,7 +147,7 @@ def check_key(key: object) -> str:
     if key is None or key == "":
         return ""
     if isinstance(key, Mapping):
-        named = dict(_part(name, value) for name, value in key.items())
+        named = dict(_key_part(name, value) for name, value in key.items())
         return _name("key", encode(dict(sorted(named.items()))), "") if named else ""
     text = _name("key", key, "must be a string or a dict of names, not")
     if text.lstrip().startswith("{") and _is_json_object(text):
@@ -222,7 +220,7 @@ def check_callback(callback: object) -> str | None:
     return name
 
 
-def _part(name: object, value: object) -> tuple[str, str]:
+def _key_part(name: object, value: object) -> tuple[str, str]:
     named = _name("key", name, "has a name that is not a string but")
     field = path_of("key", named)
     if isinstance(value, bool) or not isinstance(value, str | int):

@@ -52,7 +52,7 @@ def run_callqueue(
     with _in_this_process() as tasks, without_network(), closing(run):
         for _ in range(max_passes):
             made = run.make_pass()
-            if not until_idle or not (made or run.waits(skip_waits)):
+            if not until_idle or not (made or run.wait_or_travel(skip_waits)):
                 tasks.check()
                 return run.attempts
         tasks.check()
@@ -98,7 +98,7 @@ class _Run:
                 transport.check()
         return True
 
-    def waits(self, skip: bool) -> bool:
+    def wait_or_travel(self, skip: bool) -> bool:
         """Wait for what may go soon, or travel to it; False where nothing may."""
         from callqueue.ledger import ready_calls
 

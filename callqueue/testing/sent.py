@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
-from callqueue.testing.transport import is_url
+from callqueue.testing.transport import is_url_of
 
 if TYPE_CHECKING:
     from callqueue.managers import CallQueueQuerySet
@@ -104,7 +104,7 @@ def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
         url = value if isinstance(value, str) else ""
         if callable(wanted):
             return bool(wanted(url))
-        return wanted == value or (isinstance(wanted, str) and is_url(wanted, url))
+        return wanted == value or (isinstance(wanted, str) and is_url_of(wanted, url))
     if name == "method":
         return str(wanted).lower() == str(value).lower()
     if name == "headers" and isinstance(wanted, Mapping):

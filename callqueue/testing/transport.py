@@ -246,10 +246,10 @@ def _matches(pattern: Any, made: Request) -> bool:
     if callable(pattern):
         return bool(pattern(made))
     method, _, url = pattern.rpartition(" ")
-    return method.upper() in ("", made.method) and is_url(url, made.url)
+    return method.upper() in ("", made.method) and is_url_of(url, made.url)
 
 
-def is_url(pattern: str, url: str) -> bool:
+def is_url_of(pattern: str, url: str) -> bool:
     """Whether a URL is the pattern's; without its query where the pattern has none."""
     if "?" not in pattern:
         url = url.partition("?")[0]

@@ -1,6 +1,4 @@
-"""Every move of a call from one state to another, and every end of an attempt. Which moves are
-legal, `states.Move` says.
-"""
+"""Every move of a call between states, as `states.Move` allows, and every end of an attempt."""
 
 # ruff: noqa: F401
 # mypy: implicit-reexport

@@ -17,7 +17,7 @@ from callqueue import callbacks, clocks, database, states, tables
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.ledger.transaction import Out, calls_to_end, untimed
+from callqueue.ledger.transaction import EndingCall, calls_to_end, untimed
 from callqueue.limits.rules import Rule, backoff
 from callqueue.states import FINAL, Move
 
@@ -98,7 +98,10 @@ class Result:
     kept: Mapping[str, Any] | None = field(default=None, repr=False)
     is_bare: bool = False  # its texts were left out, since they could not be stored
 
-    def at(self, ended_at: datetime, ended_mono: Mono, sent_at: datetime | None = None) -> Result:
+    def stamp(
+        self, ended_at: datetime, ended_mono: Mono, sent_at: datetime | None = None
+    ) -> Result:
+        """This result, ended then."""
         self.ended_at, self.ended_mono, self.sent_at = ended_at, ended_mono, sent_at
         return self
 
@@ -190,7 +193,7 @@ def _result(
 MOST = 1000  # calls that one round ends
 
 
-def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
+def defer(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
     rows = [
         tables.BelatedEnding(
             attempt_id=job.attempt.id,
@@ -219,9 +222,9 @@ def end_deferred(using: str) -> int:
         settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
         kept.filter(pk__in=settled).delete()
         ended = [
-            as_by_now(_columns(row), free[row.call_id])
+            as_by_now(_from_json(row), free[row.call_id])
             for row in rows
-            if is_out(free.get(row.call_id), row.number)
+            if is_ending(free.get(row.call_id), row.number)
         ]
         database.update_each(tables.CallQueue, using, ended)
         return ended
@@ -232,12 +235,12 @@ def end_deferred(using: str) -> int:
     return len(ended)
 
 
-def is_out(call: Out | None, number: int) -> bool:
-    """Whether a call is free, and is still out with its attempt of this number."""
+def is_ending(call: EndingCall | None, number: int) -> bool:
+    """Whether a call is free, and still waits for its attempt of this number."""
     return call is not None and call.status in Move.RECORD.sources and call.last_attempt == number
 
 
-def as_by_now(columns: dict[str, Any], call: Out) -> dict[str, Any]:
+def as_by_now(columns: dict[str, Any], call: EndingCall) -> dict[str, Any]:
     """What an attempt's end makes of its call, with what other code has changed since it began."""
     if call.postponed is not None:
         columns["due_at_dt"] = max(columns["due_at_dt"], call.postponed)
@@ -252,7 +255,7 @@ def _as_json(columns: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _columns(row: Any) -> dict[str, Any]:
+def _from_json(row: Any) -> dict[str, Any]:
     field: Any = tables.CallQueue._meta.get_field
     return {
         name: field("id" if name == "pk" else name).to_python(value)

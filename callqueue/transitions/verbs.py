@@ -24,9 +24,9 @@ from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger.ledger_time import JUMPS, LedgerNow, moved_sql
 from callqueue.ledger.transaction import (
     Locked,
+    as_ending,
     calls_to_change,
     free_pairs,
-    out_of,
     unbegun_of,
     untimed,
 )
@@ -52,12 +52,10 @@ def release(
     """Release calls, by the queue that each goes by, at an instant of wall time. In the transaction
     that charges them, and has them locked in a state that may be released.
 
-    A released call is due by then: one that is due later was postponed since. (Where the clock was
-    set back, it was due by the clock as it was.)
-
-    A release may be lost in a crash of the database: its call then waits as before, and its message
-    finds nothing to begin. One that is begun with its charge waits for the disk, as begin does, and
-    returns these columns of the calls ("c"). `is_lazy`: no other release of the transaction is.
+    A released call is due by then: one that is due later was postponed since. A crash of the
+    database may lose a release: its call waits as before, and its message finds nothing to begin.
+    What is begun with its charge waits for the disk, and returns these columns of the calls ("c").
+    `is_lazy`: no other release of the transaction is.
     """
     table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
@@ -110,17 +108,17 @@ def record(
     count = _of_their_workers(using, rows)
     if count < len(rows):
         results = _only_written(using, results, rows)
-    results = [_with_due_at(result, locked.reading) for result in results]
+    results = [_with_due_at_corrected(result, locked.reading) for result in results]
     ended = [
         ends.as_by_now(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
         for one in results
-        if ends.is_out(locked.calls.get(one.job.call.id), one.job.attempt.number)
+        if ends.is_ending(locked.calls.get(one.job.call.id), one.job.attempt.number)
     ]
     database.update_each(tables.CallQueue, using, ended)
     others = [one for one in results if one.job.call.id not in locked.calls]
     if others:
         columns = [columns_of_call(one, locked.wall) for one in others]
-        ends.keep(using, [one.job for one in others], columns)
+        ends.defer(using, [one.job for one in others], columns)
     return results
 
 
@@ -148,7 +146,8 @@ def lose(
     lost = tables.attempts(using).filter(pk__in=attempt_ids)
     lost.update(finished_at=locked.now, outcome=LOST, error_message=why)
     rows = [
-        ends.as_by_now(columns_of_call(one, locked.wall), out_of(one.job.call)) for one in results
+        ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call))
+        for one in results
     ]
     fence = f"t.status IN ({database.listed(Move.LOSE.sources)})"
     return database.update_each(tables.CallQueue, using, rows, where=fence)
@@ -404,8 +403,7 @@ def owes_announcement(result: Result) -> bool:
 
 
 def clock_correction(result: Result, reading: Reading) -> timedelta:
-    """By how much the result's instants, as of begin, lie before the latest that they can be by
-    this reading.
+    """How far the result's instants, as of begin, lie before the latest possible by this reading.
 
     0 within the tolerance: the two clocks have gone on alike, and those of begin are closer. Time
     is counted to just before the reading, so what is moved by this never gets too early.
@@ -417,7 +415,7 @@ def clock_correction(result: Result, reading: Reading) -> timedelta:
     return timedelta(0) if timedelta(0) <= by <= TOLERANCE else by
 
 
-def _with_due_at(result: Result, reading: Reading) -> Result:
+def _with_due_at_corrected(result: Result, reading: Reading) -> Result:
     """A retry waits as long as it was to, whatever the clock has done since."""
     if result.ended_at is None or result.due_at < result.job.wall(result.ended_at):
         return result

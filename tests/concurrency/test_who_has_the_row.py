@@ -648,7 +648,7 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
 
     def write() -> None:
         with database.writing("default"):
-            ledger_time.held("default")
+            ledger_time.read_held("default")
             both.wait(PATIENCE)
             assert tried.wait(PATIENCE)
 
@@ -667,7 +667,7 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
     def write_after() -> None:
         assert moved.wait(PATIENCE)
         with database.writing("default"):
-            found.append(ledger_time.held("default"))
+            found.append(ledger_time.read_held("default"))
 
     together(write, write, move, write_after)
     assert found[0].moved == 7
@@ -714,7 +714,7 @@ def test_who_comes_and_agrees_waits_for_nobody_who_writes_an_instant(
 
     def frozen() -> None:
         with database.writing("default"):
-            ledger_time.held("default")
+            ledger_time.read_held("default")
             inside.set()
             assert has_agreed.wait(PATIENCE)
 

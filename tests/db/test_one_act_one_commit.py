@@ -158,7 +158,7 @@ def logged(changed: Any, before: Any) -> None:
 
 
 def in_batch(move: Move) -> Callable[[Any], Any]:
-    return lambda _: list(bulk.batches(CallQueue.objects.all(), move, logged))
+    return lambda _: list(bulk.move_in_batches(CallQueue.objects.all(), move, logged))
 
 
 ACTS = {

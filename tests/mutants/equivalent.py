@@ -19,7 +19,7 @@ _BY_REASON = {
     ],
     "One of the two only computes.": [
         "execution/claim.py _begin_row: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
-        "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [ ends.as_by_now(columns_of_call(one, locked.wall), out_of(one.job.call)) for one in results ] -> rows = [ends.as_by_now(columns_of_call(one, locked.wall), out_of(one.job.call)) for one in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
+        "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [ ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results ] -> rows = [ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
         "ledger/tallies.py _correct: charged, cost = cost_of(told.charged, unit), cost_of(told.cost, unit) correct = one.settle_ended if told.settled else one.correct -> correct = one.settle_ended if told.settled else one.correct charged, cost = (cost_of(told.charged, unit), cost_of(told.cost, unit))",
         "ledger/settings.py Party._silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",
         "dispatch/dispenser.py Dispenser._pause: now = time.monotonic() wakes = [self._poll_at, self.chores.next_round_at] -> wakes = [self._poll_at, self.chores.next_round_at] now = time.monotonic()",
@@ -59,7 +59,7 @@ _BY_REASON = {
         "ledger/settings.py set_rate: time.sleep(PAUSE) -> pass",
     ],
     "Its digits are more than a key may have in any case.": [
-        "sending/validation.py _part: abs(value) < 10**MAX_TEXT -> (abs(value) <= 10 ** MAX_TEXT)",
+        "sending/validation.py _key_part: abs(value) < 10**MAX_TEXT -> (abs(value) <= 10 ** MAX_TEXT)",
     ],
     "A longer digest tells the same budgets apart.": [
         "ledger/tally_rows.py fingerprint: 16 -> 17",

@@ -37,8 +37,8 @@ REASONS = {
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",
     "maintenance/cleanup.py:_cutoffs": "how long ended calls are kept; what counts, the ledger says",
     "execution/judging.py:_cut_note": OWN,
-    "execution/request.py:_body": OWN,
-    "execution/process.py:most": OWN,
+    "execution/request.py:_columns_of_body": OWN,
+    "execution/process.py:max_in_flight": OWN,
     "ledger/holds.py:_announce": "which queue's workers tell of it",
     "execution/process.py:_hand_on": OWN,
     # A release that this process makes has its lease, wherever else it is looked at.

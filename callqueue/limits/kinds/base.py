@@ -174,9 +174,8 @@ class Limit:
 
     @property
     def jitter_us(self) -> int:
-        """Microseconds: where none is given, 0.05 s or 2 % of the window, whichever is more. A call
-        ages from its answer where that is sooner, so a long window's jitter costs no more than an
-        answer takes.
+        """Microseconds: where none is given, 0.05 s or 2 % of the window, whichever is more. It
+        costs no more than an answer takes: a call ages from that where it is sooner.
         """
         if self.jitter is not None:
             return round(self.jitter * SECOND)
@@ -275,8 +274,7 @@ class Limit:
     def seconds_until_gone(
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
-        """Seconds until a backlog that charges `amount` has passed; None where that hangs on
-        unknown latencies. An estimate.
+        """Seconds until a backlog of `amount` has passed, by estimate; None: latencies decide.
 
         `latency`: how long a call is charged before it ages, in seconds, 0 where it is not known.
         """

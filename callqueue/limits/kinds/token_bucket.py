@@ -66,10 +66,9 @@ class TokenBucket(RateLimit):
     def level_at(self, usage: Usage, until: Us) -> tuple[int, Us]:
         """What the bucket holds at `until`, open charges apart, and the instant of that level.
 
-        What leaves in one microsecond is a full bucket at most, or its dearest charge: more never
-        left together, but was brought to one instant after a jump of the clock
-        (`ledger.ledger_time`). Where calls may have cost more than they were released for, it is
-        all owed.
+        What leaves in one microsecond is a full bucket at most, or its dearest charge: more was
+        brought together by a jump of the clock. Where calls may have cost more than they were
+        released for, all is owed.
         """
         cap, level, at = self.burst * self.period_us, usage.level, usage.since
         for leave, charges in groupby(usage.aged, key=itemgetter(0)):

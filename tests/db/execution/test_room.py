@@ -69,7 +69,7 @@ def test_what_there_is_no_room_for_goes_on_to_another_process_or_back(
 ) -> None:
     """Else it is charged for as long as the answers take. A slot is busy while its process is full."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(process, "most", lambda: ROOM)
+    monkeypatch.setattr(process, "max_in_flight", lambda: ROOM)
     answers, gone, ids = threading.Event(), threading.Event(), _released(5)
     remote.answers["/"] = lambda: answers.wait(20) and 200
     sent: list[tuple[Any, ...]] = []
@@ -100,7 +100,7 @@ def test_what_there_is_no_room_for_goes_on_to_another_process_or_back(
 
 def test_what_room_is_soon_found_for_stays(remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where answers are quick nothing is handed on: a message costs more than a moment."""
-    monkeypatch.setattr(process, "most", lambda: ROOM)
+    monkeypatch.setattr(process, "max_in_flight", lambda: ROOM)
     monkeypatch.setattr(process.broker, "send", lambda *_, **__: pytest.fail("handed on"))
     with taking(_released(40)) as slot:
         assert slot.result(20) == 40
@@ -113,7 +113,7 @@ def test_what_a_task_makes_itself_is_made_when_it_returns_or_goes_to_another_wor
 ) -> None:
     for most, made in ((None, 1), (0, 0)):
         if most is not None:
-            monkeypatch.setattr(process, "most", lambda: 0)  # it was told to go
+            monkeypatch.setattr(process, "max_in_flight", lambda: 0)  # it was told to go
         with taking(_released(1)[-1:], process.make_here) as slot:
             assert slot.result(20) == made
         assert CallQueue.objects.done().count() == 1
@@ -207,7 +207,7 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     assert CallQueue.objects.new().count() == 3
     assert remote.requests == []
     if began:
-        assert process.flight_of("default").crew.most() == 1
+        assert process.flight_of("default").crew.max_jobs() == 1
     else:
         assert starvation.shortage.is_on and rested == [None]
 
@@ -230,14 +230,14 @@ def test_a_process_has_no_more_in_flight_than_its_slots_and_descriptors_allow(
 ) -> None:
     """A child of the prefork pool is one slot, and another process has them all."""
     rules({"CALLS_PER_SLOT": 100})
-    monkeypatch.setattr(starvation, "most", lambda: 40)
-    assert process.most() == 40
-    monkeypatch.setattr(starvation, "most", lambda: 4000)
-    assert process.most() == 100
+    monkeypatch.setattr(starvation, "spare_descriptors", lambda: 40)
+    assert process.max_in_flight() == 40
+    monkeypatch.setattr(starvation, "spare_descriptors", lambda: 4000)
+    assert process.max_in_flight() == 100
     try:
         process.know_worker(SimpleNamespace(concurrency=3))
-        assert process.most() == 300
+        assert process.max_in_flight() == 300
         monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child
-        assert process.most() == 100
+        assert process.max_in_flight() == 100
     finally:
         process.know_worker(None)

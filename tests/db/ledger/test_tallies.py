@@ -472,7 +472,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
         send("r", key="late")
     assert len(release()) == 1
     (job,) = claim.begin("default", [CallAttempt.objects.get().pk])
-    end = after_success(job).at(ledger_time.now("default"), clocks.monotonic())
+    end = after_success(job).stamp(ledger_time.now("default"), clocks.monotonic())
     window = limit.window_us / 1_000_000
     for number in range(1, passes + 1):
         later(number * 2 * window / passes)
@@ -492,7 +492,7 @@ def test_what_is_recorded_late_is_taken_away_once(rules: Rules, later: Later, li
         send("r", key="late")
     assert len(make_pass("default", ["r"]).released) == 3
     jobs = claim.begin("default", list(CallAttempt.objects.values_list("pk", flat=True)))
-    ends = [after_success(j).at(ledger_time.now("default"), clocks.monotonic()) for j in jobs]
+    ends = [after_success(j).stamp(ledger_time.now("default"), clocks.monotonic()) for j in jobs]
     window = limit.window_us / 1_000_000
     later(window * 0.6)
     assert recorder.write("default", ends[:2]) == 2

@@ -94,9 +94,9 @@ def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_lease
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
     goes = threading.Event()
     crew, wait_for = crew_of(lambda job: goes.wait(20) and job)
-    assert crew.most() == math.inf
+    assert crew.max_jobs() == math.inf
     crew.add(list(range(8)), 8)
-    assert crew.most() == 2
+    assert crew.max_jobs() == 2
     assert crew.unserved() == []  # one may still be free soon
     while not (left := crew.unserved()):
         threading.Event().wait(0.01)
@@ -109,7 +109,7 @@ def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_lease
     assert sorted(job for job, _ in crew.ended) == [0, 1]
     at = time.monotonic() + flight.MINUTE
     monkeypatch.setattr(flight.time, "monotonic", lambda: at)
-    assert crew.most() == math.inf  # it is tried again
+    assert crew.max_jobs() == math.inf  # it is tried again
 
 
 def test_a_thread_without_a_job_takes_the_next_and_ends_when_there_is_none(
@@ -318,7 +318,7 @@ def test_as_many_calls_as_there_are_descriptors_for(
     starvation._count_open.cache_clear()
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * is_open)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    assert starvation.most() == most
+    assert starvation.spare_descriptors() == most
     starvation._count_open.cache_clear()
 
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue.exceptions import NotAllowed
-from callqueue.limits.rules import is_place_pattern
 from callqueue.security import addresses
-from callqueue.security.addresses import host_refusal, literal_address, refusal
+from callqueue.security.addresses import host_refusal, is_place_pattern, literal_address, refusal
 from callqueue.sending.call_data import Reach, check_url
 
 SPELLINGS = {
