@@ -23,7 +23,6 @@ class Sign:
     at: datetime
     kind: str = ""
     digest: str = ""
-    broker: str = ""
     is_alive: bool = False
 
     @property
@@ -35,7 +34,7 @@ class Sign:
 def signs(using: str, now: datetime) -> list[Sign]:
     """Every dispenser of the last day or so, the newest sign first, in ledger time."""
     rows = tables.dispensers(using).order_by("-seen_at")
-    columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
+    columns = rows.values_list("name", "seen_at", "kind", "digest")
     return judged((Sign(*row) for row in columns), now)
 
 

@@ -131,7 +131,7 @@ def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
     sql = (
         f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
         f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "
-        "name, seen_at, kind, digest, broker "
+        "name, seen_at, kind, digest "
         f"FROM (SELECT 1 AS here) AS moment LEFT JOIN {tables.name(using, 'DispenserState')} "
         "ON here = 1 ORDER BY seen_at DESC"
     )
@@ -139,8 +139,8 @@ def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
     *shown, until, version = found[0][:4]
     reading = ledger_time.brought(using, before, *shown)
     signs = [
-        alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)
-        for *_, name, at, kind, digest, broker in found
+        alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest)
+        for *_, name, at, kind, digest in found
         if name is not None
     ]
     judged = alive.judged(signs, from_us(reading.wall))
