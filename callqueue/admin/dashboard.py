@@ -70,7 +70,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         return rule_actions.act(request, admin)
     seen, order = look(using()), request.GET.get("o", "")
     now, sees_holds = seen.time, may_see_holds(request)
-    told = [(one, note_url(one)) for one in notes(seen, tells_who=sees_holds)]
+    told = [(one, note_url(one)) for one in notes(seen)]
     context = {
         "troubles": [one for one in told if one[0].kind != WELL],
         "said": [one for one in told if one[0].kind == WELL],

@@ -67,7 +67,6 @@ def look(
             book=book,
             rules=[_rule(known, name) for name in names],
             signs=known.signs,
-            workers=known.attempts.workers,
             stalls=known.attempts.stalls,
             summed_until=summed_until,
             differences=differences,
@@ -91,7 +90,7 @@ def idle(
     waits = Waiting(ready=calls, sizes=[(-(-calls // keys), keys)])
     charged = [one for one in book.budgets[name] if one.charge_of(cost)]
     known = _Known(
-        using, book, now, moved, [], Attempts({}, {name: Pace(latency=latency)}, [], []),
+        using, book, now, moved, [], Attempts({}, {name: Pace(latency=latency)}, []),
         {name: waits}, {}, {name: [limits.unused(book, one, now) for one in charged]},
     )  # fmt: skip
     costs = {(name, one.limit.unit): float(one.charge_of(cost)) for one in charged}
