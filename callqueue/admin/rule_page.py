@@ -104,8 +104,7 @@ def _figures(rule: RuleLook) -> list[tuple[str, str]]:
 def done_in_words(rule: RuleLook, seconds: float | None) -> str:
     """When a backlog is done, in words; or why nobody can say."""
     if seconds is None:
-        why = WHY_NO_ESTIMATE.get(rule.why_unknown)
-        return str(why or _("no estimate: calls that go before its own take all of a limit"))
+        return str(WHY_NO_ESTIMATE.get(rule.why_unknown, _("no estimate")))
     at = words.in_so_long(rule.shown(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
 

@@ -228,7 +228,6 @@ def _gate(known: _Known, name: str, one: LimitLook) -> Gate:
         emptiest=one.emptiest if limit.is_per_queue else None,
         before=sum(known.waits[other].ready for other in higher),
         beside=sum(known.waits[other].ready for other in equal),
-        incoming=sum(known.incoming.get(other, 0.0) for other in higher),
     )
 
 
