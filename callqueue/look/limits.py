@@ -110,14 +110,6 @@ def read(
     return listed, account.memo.binding
 
 
-def unused(book: Book, budget: Budget, now: Us) -> LimitLook:
-    limit = budget.limit
-    meter = limit.meter_with(limit.capacity, now)
-    lanes = len(book.queues_of(budget)) if limit.is_per_queue else 1
-    room = limit.capacity * lanes
-    return LimitLook(budget, room, 0, room, "", 0, None, meter, meter)
-
-
 def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
     groups = list(groups)
     memos = rule_rows.memos(using, [rule for group in groups for rule in group])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -267,23 +267,6 @@ class Look:
                 return one
         raise KeyError(name)
 
-    def with_more(self, more: Mapping[str, int]) -> list[RuleLook]:
-        """The rules as if so many calls more came; those of others that share a limit go first."""
-        found = []
-        for rule in self.rules:
-            gates = [
-                gate
-                if gate.sizes
-                else replace(gate, before=gate.before + _of_others(one, more, rule))
-                for one, gate in zip(rule.limits, rule.gates, strict=True)
-            ]
-            found.append(replace(rule, gates=gates))
-        return found
-
     @property
     def worst_first(self) -> list[RuleLook]:
         return sorted(self.rules, key=lambda one: (STATES.index(one.state), one.name))
-
-
-def _of_others(limit: LimitLook, more: Mapping[str, int], rule: RuleLook) -> int:
-    return sum(more.get(name, 0) for name in limit.budget.rules if name != rule.name)

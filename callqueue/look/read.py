@@ -25,7 +25,7 @@ from callqueue.history import sums
 from callqueue.ledger import ledger_time, settings
 from callqueue.ledger.ready_calls import READY, WAITING
 from callqueue.ledger.tallies import is_tallied
-from callqueue.limits.budgets import Book, Cost, cost_of, scopes_of
+from callqueue.limits.budgets import Book, cost_of, scopes_of
 from callqueue.limits.in_force import Difference
 from callqueue.limits.kinds import SECOND
 from callqueue.look import alive, attempts, estimate, limits, waiting
@@ -79,22 +79,6 @@ def _with_rates(known: _Known, seen: Look, rates: Mapping[str, str]) -> Look:
     then = known.with_book(seen.book.with_rates(rates))
     found = [replace(_rule(then, one.name), is_limited=one.is_limited) for one in seen.rules]
     return replace(seen, book=then.book, rules=found, before=seen)
-
-
-def idle(
-    using: str, name: str, calls: int, *, latency: float, keys: int = 1, cost: Cost = 1
-) -> RuleLook:
-    """The rule as if nothing was ever sent, workers were plenty, and so many calls waited."""
-    now, moved, _, version, _ = _moment(using)
-    book = settings.book_in_force(using, at=version).moved_by(moved)
-    waits = Waiting(ready=calls, sizes=[(-(-calls // keys), keys)])
-    charged = [one for one in book.budgets[name] if one.charge_of(cost)]
-    known = _Known(
-        using, book, now, moved, [], Attempts({}, {name: Pace(latency=latency)}, []),
-        {name: waits}, {}, {name: [limits.unused(book, one, now) for one in charged]},
-    )  # fmt: skip
-    costs = {(name, one.limit.unit): float(one.charge_of(cost)) for one in charged}
-    return _rule(replace(known, costs=costs), name)
 
 
 def _rule(known: _Known, name: str) -> RuleLook:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from callqueue import conf
-from callqueue.ledger import settings
+from callqueue.ledger import ledger_time, settings
+from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.budgets import Budget, Cost
-from callqueue.look import estimate, idle, words
+from callqueue.look import estimate, words
+from callqueue.look.estimate import Gate
 from callqueue.management.base import CallQueueCommand, counted, wrong_use
 
 
@@ -37,11 +40,27 @@ class Command(CallQueueCommand):
                 "--latency from 0 to 86400 seconds, --keys at least 1"
             )
         conf.current().rule(rule)
-        cost = _cost(settings.book_in_force(using).budgets[rule], options["cost"])
-        seen = idle(using, rule, calls, latency=latency, keys=options["keys"], cost=cost)
-        slowest, passed = seen.slowest(calls), seen.released_s(calls, seen.gates)
-        binding = slowest.name if slowest else None
-        seconds = round((passed or 0.0) + estimate.WAY_S + latency, 3) if calls else 0.0
+        reading = ledger_time.read(using)
+        book = settings.book_in_force(using).moved_by(reading.moved)
+        cost, queues = _cost(book.budgets[rule], options["cost"]), book.rules[rule].queue_names
+        sizes = [(-(-calls // options["keys"]), options["keys"])]
+        gates = [
+            Gate(
+                limit := budget.limit,
+                limit.meter_with(limit.capacity, reading.at),
+                sizes=sizes if limit.is_keyed else (),
+                lanes=len(queues) if limit.is_per_queue else 1,
+                cost=charge,
+                charged_s=estimate.charged_s(limit, latency, is_told=not is_tallied(limit)),
+            )
+            for budget in book.budgets[rule]
+            if (charge := budget.charge_of(cost))
+        ]
+        passed = estimate.seconds(gates, calls, reading.at) or 0.0
+        alone = [(gate.seconds(gate.amount(calls), reading.at) or 0.0, gate) for gate in gates]
+        longest, slowest = max(alone, key=itemgetter(0), default=(0.0, None))
+        binding = slowest.limit.label if slowest and longest else None
+        seconds = round(passed + estimate.WAY_S + latency, 3) if calls else 0.0
         if options["json"]:
             found = {"rule": rule, "calls": calls, "seconds": seconds, "binding_limit": binding}
             self.say_json(found)
