@@ -185,9 +185,7 @@ def test_when_the_last_is_done_is_said_for_all_rules_together(rules: Rules, root
 
 
 @pytest.mark.parametrize("action", ["requeue_calls", "cancel_calls"])
-def test_the_page_that_asks_names_rule_and_filter(
-    rules: Rules, root: Client, action: str
-) -> None:
+def test_the_page_that_asks_names_rule_and_filter(rules: Rules, root: Client, action: str) -> None:
     rules(pay=Rule(), ship=Rule())
     status = {"requeue_calls": Status.FAILED, "cancel_calls": Status.ERROR}[action]
     for _ in range(3):
