@@ -147,8 +147,7 @@ class _Known:
         found = attempts.read(using, shown, now)
         if key is not None:
             found = replace(found, paces=_newest_paces(using, found.paces, names))
-        keyed = {name for name in shown if any(one.limit.is_keyed for one in book.budgets[name])}
-        waits, incoming = waiting.read(using, shown, keyed, now, moved)
+        waits, incoming = waiting.read(using, shown, now, moved)
         # of all rules, nobody asks what more calls than wait would take
         backlog = {name: one.ready for name, one in waits.items()} if is_whole else None
         listed, binding = limits.read(using, book, shown, now, key=key, backlog=backlog)
@@ -157,7 +156,7 @@ class _Known:
         return replace(
             known,
             costs=_mean_costs(known),
-            sizes=_sizes_of_parts(known),
+            sizes=_sizes(known),
             held=held,
             keys_held=keys_held,
             recent=sums.recent(using, shown, now // SECOND),
@@ -181,8 +180,7 @@ def _gate(known: _Known, name: str, one: LimitLook) -> Gate:
     limit, cost = budget.limit, known.costs.get((name, budget.limit.unit), 1.0)
     gate = Gate(limit, one.meter, cost=cost, charged_s=_charged_s(known, name, one))
     if limit.is_keyed:
-        sizes = known.sizes.get((name, limit.per), known.waits[name].sizes)
-        return replace(gate, sizes=sizes or [(1, 1)])
+        return replace(gate, sizes=known.sizes.get((name, limit.per), [(1, 1)]))
     others = [other for other in budget.rules if other in known.waits and other != name]
     higher = [other for other in others if _priority(known, other) > rule.priority]
     equal = [other for other in others if _priority(known, other) == rule.priority]
@@ -324,23 +322,28 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
     }
 
 
-def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
-    """So many calls each, for so many values. One statement of few rows."""
-    wanted = [
+def _sizes(known: _Known) -> dict[tuple[str, str], Sizes]:
+    """How calls are spread over the values of a `per`: so many each, for so many values. One
+    statement of few rows.
+    """
+    wanted = {
         (name, budget.limit.per)
         for name, waits in known.waits.items()
         if waits.ready
         for budget in known.book.budgets[name]
-        if budget.limit.is_keyed and budget.limit.per != "key"
-    ]
-    spread = (
-        "SELECT %s, %s, calls, COUNT(*) FROM (SELECT part, COUNT(*) AS calls FROM ("
-        f"SELECT {_part_sql(known.using)} AS part FROM {tables.name(known.using, 'CallQueue')} "
-        f"WHERE {READY}) AS parts GROUP BY part) AS spread GROUP BY calls"
-    )
+        if budget.limit.is_keyed
+    }
     selects = []
-    for name, per in sorted(set(wanted)):
-        selects.append((spread, (name, per, *_part_params(per), name)))
+    for name, per in sorted(wanted):
+        is_whole = per == "key"
+        value = quoted(known.using, "key") if is_whole else _part_sql(known.using)
+        spread = (
+            "SELECT %s, %s, calls, COUNT(*) FROM (SELECT part, COUNT(*) AS calls FROM ("
+            f"SELECT {value} AS part FROM {tables.name(known.using, 'CallQueue')} "
+            f"WHERE {READY}) AS parts GROUP BY part) AS spread GROUP BY calls"
+        )
+        params = () if is_whole else _part_params(per)
+        selects.append((spread, (name, per, *params, name)))
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for name, per, calls, values in of_each(known.using, selects):
         found.setdefault((name, per), []).append((int(calls), int(values)))
