@@ -198,10 +198,8 @@ def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
     gone = _("%s: its rule is not in CALLQUEUE['RULES'] any more; they will fail.")
     said = [gone % rule for rule in sorted({*more} - {*known})]
     if known:
-        seen = look(using, rules=known)
-        # those of the rules that share a limit with it are in its way
-        of_group = {name: sum(more[one] for one in seen.book.groups[name]) for name in known}
-        done = [(rule.seconds(more=of_group[rule.name]), rule) for rule in seen.rules]
+        seen = look(using, rules=known, more={name: more[name] for name in known})
+        done = [(rule.seconds(), rule) for rule in seen.rules]
         seconds, last = max(done, key=lambda one: float("inf") if one[0] is None else one[0])
         said.insert(0, f"{last.name}: {done_in_words(last, seconds)}")
     return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
@@ -148,14 +148,14 @@ class RuleLook:
     def is_growing(self) -> bool:
         return self._has_waited and self.incoming > GROWING * self.pace.per_second
 
-    def seconds(self, calls: int | None = None, *, more: int = 0) -> float | None:
+    def seconds(self, calls: int | None = None) -> float | None:
         """Seconds until so many calls are answered; None: nobody can say, see `why_unknown`."""
-        calls = self.waits.ready + more if calls is None else calls
+        calls = self.waits.ready if calls is None else calls
         if not calls:
             return 0.0
         if not self.gates and not self.pace.per_second:
             return None
-        passed = self.released_s(calls, self.gates_with(more))
+        passed = self.released_s(calls, self.gates)
         if passed is None:
             return None
         kept = self.kept_s if calls > self.waits.ready - self.kept_calls else 0.0
@@ -199,15 +199,6 @@ class RuleLook:
         if self.held_s == FOREVER:
             return "held"
         return "stuck" if "stuck" in self.troubles else ""
-
-    def gates_with(self, more: int) -> list[Gate]:
-        """The gates that so many calls more would have to pass, each of a key of its own."""
-        if not more:
-            return list(self.gates)
-        return [
-            replace(gate, sizes=[*gate.sizes, (1, more)]) if gate.sizes else gate
-            for gate in self.gates
-        ]
 
     @property
     def _has_waited(self) -> bool:

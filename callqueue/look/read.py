@@ -35,6 +35,7 @@ from callqueue.look.limits import LimitLook
 from callqueue.look.model import FOREVER, HoldLook, Look, RuleLook, explains_pace
 from callqueue.look.waiting import Waiting
 
+NOTHING: Mapping[str, int] = {}
 HOLDS = 5  # on keys that a rule shows of each `per`
 SAMPLE, SAMPLED = 100, 4000  # waiting calls whose mean cost is taken: of a rule, and of all
 
@@ -45,20 +46,21 @@ def look(
     rules: Sequence[str] | None = None,
     rates: Mapping[str, str] | None = None,
     key: str | None = None,
+    more: Mapping[str, int] = NOTHING,
 ) -> Look:
     """Where these rules stand, or all, as of one moment.
 
     `rates`: as if these limits had other rates (id in the settings -> rate), with what is in force
     in `before`. `key`: with holds and limits per key as they are for this key, and the pace of the
-    newest calls where none was answered lately.
+    newest calls where none was answered lately. `more`: as if so many calls more waited, by rule,
+    each of a key of its own.
     """
     with database.one_view(using):
         reading = ledger_time.read(using)
         now, moved, signs = reading.at, reading.moved, alive.signs(using, reading)
         book = settings.book_in_force(using).moved_by(moved)
         names = tuple(conf.current().rules if rules is None else rules)
-        is_whole = rules is None and not rates
-        known = _Known.read(using, book, names, now, moved, key, signs, is_whole=is_whole)
+        known = _Known.read(using, book, names, now, moved, key, signs, more)
         differences: Sequence[Difference] = ()
         if len(digests := {one.digest for one in known.signs if one.is_alive and one.digest}) > 1:
             differences = settings.disagreements(using, digests)
@@ -138,8 +140,7 @@ class _Known:
         moved: int,
         key: str | None,
         signs: Sequence[alive.Sign],
-        *,
-        is_whole: bool,
+        more: Mapping[str, int],
     ) -> _Known:
         # rules that share a limit wait for each other
         group = sorted({one for name in names for one in book.groups[name]})
@@ -148,22 +149,24 @@ class _Known:
         if key is not None:
             found = replace(found, paces=_newest_paces(using, found.paces, names))
         waits, incoming = waiting.read(using, shown, now, moved)
-        # of all rules, nobody asks what more calls than wait would take
-        backlog = {name: one.ready for name, one in waits.items()} if is_whole else None
-        listed, binding = limits.read(using, book, shown, now, key=key, backlog=backlog)
+        for name, count in more.items():
+            waits[name].ready += count
+        backlog = {name: one.calls for name, one in waits.items()}
+        listed, binding = limits.read(using, book, shown, now, backlog, key=key)
         known = cls(using, book, now, moved, signs, found, waits, incoming, listed, binding)
         held, keys_held = _holds(using, now, moved, key)
         return replace(
             known,
             costs=_mean_costs(known),
-            sizes=_sizes(known),
+            sizes=_sizes(known, more),
             held=held,
             keys_held=keys_held,
             recent=sums.recent(using, shown, now // SECOND),
         )
 
     def with_book(self, book: Book) -> _Known:
-        listed, _ = limits.read(self.using, book, list(self.waits), self.now)
+        backlog = {name: one.calls for name, one in self.waits.items()}
+        listed, _ = limits.read(self.using, book, list(self.waits), self.now, backlog)
         return replace(self, book=book, limits=listed)
 
 
@@ -322,7 +325,7 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
     }
 
 
-def _sizes(known: _Known) -> dict[tuple[str, str], Sizes]:
+def _sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str], Sizes]:
     """How calls are spread over the values of a `per`: so many each, for so many values. One
     statement of few rows.
     """
@@ -344,7 +347,7 @@ def _sizes(known: _Known) -> dict[tuple[str, str], Sizes]:
         )
         params = () if is_whole else _part_params(per)
         selects.append((spread, (name, per, *params, name)))
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    found = {(name, per): [(1, more[name])] for name, per in wanted if name in more}
     for name, per, calls, values in of_each(known.using, selects):
         found.setdefault((name, per), []).append((int(calls), int(values)))
     return {scope: sorted(sizes) for scope, sizes in found.items()}
