@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from operator import itemgetter
 
 from callqueue.clocks import Us
 from callqueue.database import from_us, to_us
@@ -174,14 +173,6 @@ class RuleLook:
             elif not gates:  # as many as in the last minute may go at once: perhaps no more came
                 passed = max(0.0, calls / pace - attempts.RECENT_S)
         return passed
-
-    def slowest(
-        self, calls: int, pairs: Iterable[tuple[LimitLook, Gate]] | None = None
-    ) -> LimitLook | None:
-        """The limit that holds so many calls longest, of these with their gates, or of its own."""
-        pairs = zip(self.limits, self.gates, strict=True) if pairs is None else pairs
-        taken = [(gate.seconds(gate.amount(calls), self.now) or 0.0, one) for one, gate in pairs]
-        return max([one for one in taken if one[0]], key=itemgetter(0), default=(0.0, None))[1]
 
     @property
     def why_unknown(self) -> str:
