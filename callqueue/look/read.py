@@ -320,8 +320,9 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
     return {
         (name, unit): 1.0
         if unit == "calls"
-        else sum(cost_of(cost, unit) for cost in costs.get(name, ())) / len(costs.get(name, "-"))
+        else sum(cost_of(cost, unit) for cost in costs[name]) / len(costs[name])
         for name, unit in units
+        if unit == "calls" or name in costs
     }
 
 
