@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from callqueue import conf
+from callqueue.clocks import Us
 from callqueue.ledger import ledger_time, settings
 from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.budgets import Budget, Cost
@@ -40,24 +41,9 @@ class Command(CallQueueCommand):
                 "--latency from 0 to 86400 seconds, --keys at least 1"
             )
         conf.current().rule(rule)
-        reading = ledger_time.read(using)
-        book = settings.book_in_force(using).moved_by(reading.moved)
-        cost, queues = _cost(book.budgets[rule], options["cost"]), book.rules[rule].queue_names
-        sizes = [(-(-calls // options["keys"]), options["keys"])]
-        gates = [
-            Gate(
-                limit := budget.limit,
-                limit.meter_with(limit.capacity, reading.at),
-                sizes=sizes if limit.is_keyed else (),
-                lanes=len(queues) if limit.is_per_queue else 1,
-                cost=charge,
-                charged_s=estimate.charged_s(limit, latency, is_told=not is_tallied(limit)),
-            )
-            for budget in book.budgets[rule]
-            if (charge := budget.charge_of(cost))
-        ]
-        passed = estimate.seconds(gates, calls, reading.at) or 0.0
-        alone = [(gate.seconds(gate.amount(calls), reading.at) or 0.0, gate) for gate in gates]
+        now, gates = _idle_gates(using, options)
+        passed = estimate.seconds(gates, calls, now) or 0.0
+        alone = [(gate.seconds(gate.amount(calls), now) or 0.0, gate) for gate in gates]
         longest, slowest = max(alone, key=itemgetter(0), default=(0.0, None))
         binding = slowest.limit.label if slowest and longest else None
         seconds = round(passed + estimate.WAY_S + latency, 3) if calls else 0.0
@@ -68,6 +54,27 @@ class Command(CallQueueCommand):
         binds = f"the limit that binds is {binding}" if binding else "no limit binds"
         takes = "takes" if calls == 1 else "take"
         self.say(f"{counted(calls)} under {rule} {takes} {words.duration(seconds)}; {binds}")
+
+
+def _idle_gates(using: str, options: dict[str, Any]) -> tuple[Us, list[Gate]]:
+    """Now, and the rule's limits as if nothing was ever sent."""
+    rule, calls, keys = options["rule"], options["calls"], options["keys"]
+    reading = ledger_time.read(using)
+    book = settings.book_in_force(using).moved_by(reading.moved)
+    budgets, queues = book.budgets[rule], book.rules[rule].queue_names
+    cost, sizes = _cost(budgets, options["cost"]), [(-(-calls // keys), keys)]
+    return reading.at, [
+        Gate(
+            limit := budget.limit,
+            limit.meter_with(limit.capacity, reading.at),
+            sizes=sizes if limit.is_keyed else (),
+            lanes=len(queues) if limit.is_per_queue else 1,
+            cost=charge,
+            charged_s=estimate.charged_s(limit, options["latency"], is_told=not is_tallied(limit)),
+        )
+        for budget in budgets
+        if (charge := budget.charge_of(cost))
+    ]
 
 
 def _cost(budgets: tuple[Budget, ...], text: str) -> Cost:
