@@ -176,9 +176,11 @@ def _expected(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | No
     if why := _unforeseeable(call, rule, pairs, ahead, binding):
         return None, why
     gates = [gate for _limit, gate in pairs]
-    seconds = rule.released_s(ahead.calls + 1, gates)
-    slowest = rule.slowest(ahead.calls + 1, pairs)
-    label = slowest.name if slowest and seconds and seconds > SOON_S else ""
+    calls = ahead.calls + 1
+    seconds = rule.released_s(calls, gates)
+    alone = [(gate.seconds(gate.amount(calls), rule.now) or 0.0, one.name) for one, gate in pairs]
+    longest, slowest = max(alone, key=itemgetter(0), default=(0.0, ""))
+    label = slowest if longest and seconds and seconds > SOON_S else ""
     reason = _reason(gates, ahead, binding, label)
     note = binding.note(rule.pace.latency) if binding else ""
     return seconds, f"{reason}: {note}" if note else reason

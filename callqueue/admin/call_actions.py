@@ -30,8 +30,6 @@ from callqueue.models import CallQueue
 from callqueue.states import MADE_PERHAPS, Move
 
 LISTED = 30  # rules and statuses that the page names
-LOOKED_AT = 1000  # calls whose reasons are looked at
-NAMED = 5  # of these that the page names
 WORKS_S = 10.0  # seconds that one request works; servers give up a request after 30
 REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
 
@@ -134,8 +132,6 @@ class CallActions(OwnAdmin):
             "others": max(0, len(counts) - LISTED),
             "shown": words.count(able),
             "chosen": self._chosen(request, form),
-            "about": _common_errors(picked),
-            "looked_at": words.count(LOOKED_AT),
             "has_unknown": action == REQUEUE and states.UNKNOWN in found,
             "has_done": action == REQUEUE and states.DONE in found,
             "has_safe": risky and found - {*MADE_PERHAPS},
@@ -193,13 +189,6 @@ def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
     return Counter({(rule, status): count for rule, status, count in counted})
 
 
-def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
-    failed = calls.exclude(error_message="")
-    some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
-    pairs = Counter((rule, errors.shown(why)) for rule, why in some)
-    return [(rule, why, words.count(count)) for (rule, why), count in pairs.most_common(NAMED)]
-
-
 def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
     """When the last of these calls is done, with what waits already; and whose rule is gone."""
     more: Counter[str] = Counter()
@@ -208,9 +197,9 @@ def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
     known = [rule for rule in sorted(more) if rule in conf.current().rules]
     gone = _("%s: its rule is not in CALLQUEUE['RULES'] any more; they will fail.")
     said = [gone % rule for rule in sorted({*more} - {*known})]
-    seen = look(using, rules=known).with_more(more) if known else []
-    done = [(rule.seconds(more=more[rule.name]), rule) for rule in seen]
-    if done:
+    if known:
+        seen = look(using, rules=known, more={name: more[name] for name in known})
+        done = [(rule.seconds(), rule) for rule in seen.rules]
         seconds, last = max(done, key=lambda one: float("inf") if one[0] is None else one[0])
         said.insert(0, f"{last.name}: {done_in_words(last, seconds)}")
     return said

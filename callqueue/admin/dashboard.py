@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -35,18 +34,17 @@ STATES = {
     "draining": (gettext_lazy("draining"), "done"),
     "ok": (gettext_lazy("ok"), "quiet"),
 }
-# the columns' titles, and by what rules are sorted by those that may be
-COLUMNS: dict[str, tuple[Any, Callable[[RuleLook], float] | None]] = {
-    "rule": (gettext_lazy("Rule"), None),
-    "state": (gettext_lazy("State"), None),
-    "waiting": (gettext_lazy("Waiting"), lambda rule: rule.waits.calls),
-    "done": (gettext_lazy("Done by"), None),
-    "oldest": (gettext_lazy("Oldest"), lambda rule: rule.oldest_due_s or 0.0),
-    "flow": (gettext_lazy("In → out"), None),
-    "limit": (gettext_lazy("Limit"), None),
-    "throttled": (gettext_lazy("429s 1 h"), None),
-    "failed": (gettext_lazy("Failed 1 h"), lambda rule: rule.recent.hour.failed),
-}
+COLUMNS = (
+    gettext_lazy("Rule"),
+    gettext_lazy("State"),
+    gettext_lazy("Waiting"),
+    gettext_lazy("Done by"),
+    gettext_lazy("Oldest"),
+    gettext_lazy("In → out"),
+    gettext_lazy("Limit"),
+    gettext_lazy("429s 1 h"),
+    gettext_lazy("Failed 1 h"),
+)
 
 
 class DashboardAdmin(OwnAdmin):
@@ -68,14 +66,14 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     admin.check_may_view(request)
     if request.method == "POST":
         return rule_actions.act(request, admin)
-    seen, order = look(using()), request.GET.get("o", "")
-    now, sees_holds = seen.time, may_see_holds(request)
-    told = [(one, note_url(one)) for one in notes(seen, tells_who=sees_holds)]
+    seen, sees_holds = look(using()), may_see_holds(request)
+    now = seen.time
+    told = [(one, note_url(one)) for one in notes(seen)]
     context = {
         "troubles": [one for one in told if one[0].kind != WELL],
         "said": [one for one in told if one[0].kind == WELL],
-        "columns": [_column(name, order) for name in COLUMNS],
-        "rows": [_row(seen, rule, sees_holds) for rule in _sorted(seen, order)],
+        "columns": COLUMNS,
+        "rows": [_row(seen, rule, sees_holds) for rule in seen.worst_first],
         "waiting": words.count(sum(rule.waits.calls for rule in seen.rules)),
         "sent": words.count(sum(rule.recent.hour.sent for rule in seen.rules)),
         "as_of": words.clock_time(now, now),
@@ -97,20 +95,6 @@ def note_url(note: Note) -> str:
 
 def attempts_url(**query: str) -> str:
     return f"{reverse('admin:callqueue_callattempt_changelist')}?{urlencode(query)}"
-
-
-def _column(name: str, order: str) -> dict[str, Any]:
-    title, by = COLUMNS[name]
-    sorted_now = {name: "ascending", f"-{name}": "descending"}.get(order, "")
-    link = (name if sorted_now == "descending" else f"-{name}") if by else ""
-    return {"title": title, "sorted": sorted_now, "link": link}
-
-
-def _sorted(seen: Look, order: str) -> Sequence[RuleLook]:
-    by = COLUMNS.get(order.removeprefix("-"), ("", None))[1]
-    if by is None:
-        return seen.worst_first
-    return sorted(seen.worst_first, key=by, reverse=order.startswith("-"))
 
 
 def _row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.admin.models import LogEntry
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
-from django.utils.html import escape
-from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from callqueue import conf
 from callqueue.admin import dashboard, rule_actions
@@ -21,7 +18,6 @@ from callqueue.admin.base import OwnAdmin, may
 from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.rule_actions import using
 from callqueue.history import errors, sums
-from callqueue.history.audit import audit
 from callqueue.history.sums import Sums
 from callqueue.limits.kinds import SECOND
 from callqueue.look import LimitLook, Look, RuleLook, look, notes, words
@@ -30,22 +26,10 @@ from callqueue.look.read import largest_keys
 from callqueue.models import CallQueue
 
 KEYS = 20  # that the table of keys shows
-HOG = 0.5  # share of all that waits from which one key is said to keep the others waiting
 SHOWN = 20  # calls of a group of errors that are linked
 LOGGED = 8  # of what was done to the rule, the newest
-NEARLY_ALL = 0.95
 SHOWN_BELOW = ("held", "keys", "failing", "failures", "done")  # of what is said of all rules
-WIDTH, HEIGHT = 620, 130  # of a chart
-LEFT, TOP, BOTTOM = 56, 10, 22  # room for its axes
-EVERY = 16  # stretches from one time on its axis to the next
 COUNTS = ("sent", "done", "failed", "throttled")
-WHY_NO_ESTIMATE = {
-    "no_dispenser": gettext_lazy("no estimate: no dispenser runs"),
-    "no_workers": gettext_lazy("no estimate: no worker takes its calls"),
-    "held": gettext_lazy("no estimate: held until someone resumes it"),
-    "stuck": gettext_lazy("no estimate: nothing is sent"),
-    "no_pace": gettext_lazy("no estimate: how fast calls are answered is not known yet"),
-}
 
 
 def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
@@ -74,7 +58,6 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         "may_control": may(request, rule_actions.PERMISSION),
         "may_requeue": may(request, "requeue_call"),
         "limits": [_limit(seen, rule, one) for one in rule.limits],
-        "audited": _audited(name) if "audit" in request.GET else None,
         "logged": _logged(name) if sees_holds else (),
         "as_of": words.clock_time(now, now),
         "now": now,
@@ -102,10 +85,8 @@ def _figures(rule: RuleLook) -> list[tuple[str, str]]:
 
 
 def done_in_words(rule: RuleLook, seconds: float | None) -> str:
-    """When a backlog is done, in words; or why nobody can say."""
     if seconds is None:
-        why = WHY_NO_ESTIMATE.get(rule.why_unknown)
-        return str(why or _("no estimate: calls that go before its own take all of a limit"))
+        return _("no estimate")
     at = words.in_so_long(rule.shown(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
 
@@ -130,22 +111,6 @@ def _limit(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
     }
 
 
-def _audited(name: str) -> list[dict[str, Any]]:
-    """The highest use of the rule's limits in any window of the last hour, from the attempts."""
-    found = audit(using(), since=timedelta(hours=1), rules=[name], tell=False)
-    return [
-        {
-            "name": one.name,
-            "highest": words.count(one.highest),
-            "allowed": words.count(one.allowed),
-            "value": one.value,
-            "is_over": one.exceeded,
-        }
-        for one in found.findings
-        if one.rule == name
-    ]
-
-
 def _logged(name: str) -> list[tuple[str, str, str]]:
     rows = LogEntry.objects.filter(
         content_type__app_label="callqueue", content_type__model="rulestate", object_id=name
@@ -158,20 +123,15 @@ def _logged(name: str) -> list[tuple[str, str, str]]:
 
 
 def _keys(rule: RuleLook) -> dict[str, Any]:
-    """The keys with most calls waiting; where one has most of them, when the others are done."""
+    """The keys with most calls waiting."""
     shown, count_of_keys = largest_keys(using(), rule.name, KEYS, rule.now)
-    ready, others = max(1, rule.waits.ready), None
-    if rule.waits.sizes and len(shown) > 1 and shown[0][1] >= HOG * ready:
-        # where keys take turns, the largest is by then as far as the next
-        next_most = shown[1][1]
-        others = rule.seconds(sum(min(calls, next_most) * n for calls, n in rule.waits.sizes))
+    ready = max(1, rule.waits.ready)
     return {
         "keys": [
             (key, words.count(count), f"{100 * count / ready:.0f} %", is_held)
             for key, count, is_held in shown
         ],
         "keys_count": words.count(count_of_keys),
-        "others_done": "" if others is None else words.in_so_long(rule.shown(rule.now), others),
     }
 
 
@@ -204,31 +164,19 @@ def _errors(name: str, now: Any) -> dict[str, Any]:
 
 def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
     """Sums are in ledger time, to a quarter of an hour."""
-    now, here, moved = int(seen.time.timestamp()), seen.time, seen.moved // SECOND
-    zone = _zone(rule)
+    here, zone = seen.time, _zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
-    first = min(int(yesterday.timestamp()), now - sums.DAY_S)
-    series = sums.series(using(), rule.name, first - moved, now + 1 - moved)
-    every = [(start + moved, one) for start, one in series]
-    stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
-    drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
+    after, a_day_ago = here + timedelta(seconds=1), here - timedelta(days=1, minutes=15)
     shown = [
-        (_("Today"), _within_days(every, today, here + timedelta(seconds=1))),
-        (_("Yesterday"), _within_days(every, yesterday, today)),
+        (_("Today"), _between(seen, rule, today, after)),
+        (_("Yesterday"), _between(seen, rule, yesterday, today)),
         (_("Last hour"), rule.recent.hour),
-        (_("Last 24 hours"), sums.together(one for _, one in stretches)),
+        (_("Last 24 hours"), _between(seen, rule, a_day_ago, after)),
     ]
-    lately = sums.together(one for _, one in stretches[-2:])
     return {
-        "sums": [(said, _counts(one)) for said, one in shown],
+        "sums": [(said, [words.count(getattr(one, n)) for n in COUNTS]) for said, one in shown],
         "zone": str(zone),
-        "waits": _within(lately.waits),
-        "answers": _within(lately.answers),
-        "chart": _bars([start for start, _ in stretches], drawn, _("Last 24 hours")),
-        "chart_rows": [
-            (_hour_and_minute(start), _counts(one)) for start, one in stretches[::-1] if one.sent
-        ],
         "summed": seen.summed_until and words.clock_time(seen.shown(seen.summed_until), here),
     }
 
@@ -239,50 +187,6 @@ def _zone(rule: RuleLook) -> Any:
     return next((zone for zone in zones if zone), timezone.get_current_timezone())
 
 
-def _within_days(every: Sequence[tuple[int, Sums]], start: datetime, end: datetime) -> Sums:
-    first, last = start.timestamp(), end.timestamp()
-    return sums.together(one for at, one in every if first <= at < last)
-
-
-def _counts(one: Sums) -> list[str]:
-    return [words.count(getattr(one, name)) for name in COUNTS]
-
-
-def _within(buckets: list[int]) -> str:
-    bound = sums.share_within(buckets, NEARLY_ALL)
-    if bound is None:
-        return ""
-    longest = sums.BOUNDS[-1]
-    is_longer = bound > longest
-    return (_("over %s") if is_longer else _("at most %s")) % words.short(min(bound, longest))
-
-
-def _bars(starts: Sequence[int], values: Mapping[str, Sequence[int]], says: str) -> SafeString:
-    """A bar for each stretch, by its begin in seconds. `values`: by CSS class, from below."""
-    most = max(map(sum, zip(*values.values(), strict=True))) or 1
-    step, room = (WIDTH - LEFT) / len(starts), HEIGHT - TOP - BOTTOM
-    drawn = []
-    for y, label in ((TOP, words.count(most)), (TOP + room, "0")):
-        drawn.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
-        drawn.append(f'<text x="{LEFT - 5}" y="{y + 4}" text-anchor="end">{label}</text>')
-    for place in range(0, len(starts) - EVERY // 3, EVERY):
-        x = LEFT + place * step
-        drawn.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}">{_hour_and_minute(starts[place])}</text>')
-    for place in range(len(starts)):
-        low, x = float(TOP + room), LEFT + place * step
-        for kind, counts in values.items():
-            if counts[place]:
-                height = max(1.0, room * counts[place] / most)
-                low -= height
-                drawn.append(
-                    f'<rect class="cq-{kind}" x="{x:.1f}" width="{step - 1:.1f}" y="{low:.1f}" '
-                    f'height="{height:.1f}"/>'
-                )
-    return mark_safe(
-        f'<svg class="cq-chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(says)}">{"".join(drawn)}</svg>'
-    )
-
-
-def _hour_and_minute(unix_s: int) -> str:
-    return f"{timezone.localtime(datetime.fromtimestamp(unix_s, UTC)):%H:%M}"
+def _between(seen: Look, rule: RuleLook, start: datetime, end: datetime) -> Sums:
+    first, last = (round(one.timestamp()) - seen.moved // SECOND for one in (start, end))
+    return sums.between(using(), rule.name, first, last)

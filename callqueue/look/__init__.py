@@ -6,5 +6,4 @@ from callqueue.look.model import Look as Look
 from callqueue.look.model import RuleLook as RuleLook
 from callqueue.look.notes import Note as Note
 from callqueue.look.notes import notes as notes
-from callqueue.look.read import idle as idle
 from callqueue.look.read import look as look

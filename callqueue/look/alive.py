@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from callqueue import conf, tables
+from callqueue.clocks import Reading
+from callqueue.database import MICROSECOND, from_us
 from callqueue.ledger import ledger_time
 from callqueue.ledger.settings import SILENCE  # after which its opinion counts no more, either
 from callqueue.limits.in_force import digest_of, opinion_of
@@ -23,7 +25,6 @@ class Sign:
     at: datetime
     kind: str = ""
     digest: str = ""
-    broker: str = ""
     is_alive: bool = False
 
     @property
@@ -32,15 +33,14 @@ class Sign:
         return not self.digest and self.kind != BEAT
 
 
-def signs(using: str, now: datetime) -> list[Sign]:
-    """Every dispenser of the last day or so, the newest sign first, in ledger time."""
+def signs(using: str, reading: Reading) -> list[Sign]:
+    """Every dispenser of the last day or so, the newest sign first, as the clock shows them."""
+    now, moved = from_us(reading.wall), reading.moved * MICROSECOND
     rows = tables.dispensers(using).order_by("-seen_at")
-    columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
-    return judged((Sign(*row) for row in columns), now)
-
-
-def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
-    found = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in listed]
+    found = [
+        Sign(name, seen_at + moved, kind, digest, _is_alive(seen_at + moved, kind, digest, now))
+        for name, seen_at, kind, digest in rows.values_list("name", "seen_at", "kind", "digest")
+    ]
     if not any(one.is_alive and one.kind not in (BEAT, RUN) for one in found):
         return found
     # where a process dispenses to workers, beat's tasks stand by
@@ -49,7 +49,7 @@ def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
 
 def alive(using: str) -> list[Sign]:
     """The dispensers that run. Beat's task releases in its runs, and may be between two of them."""
-    return [one for one in signs(using, ledger_time.now(using)) if one.is_alive]
+    return [one for one in signs(using, ledger_time.read(using)) if one.is_alive]
 
 
 def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True) -> bool:

@@ -5,7 +5,6 @@ so does an examination that fails.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from callqueue import conf, database, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger import settings as shared_settings
-from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.in_force import opinion_of
 from callqueue.look import Look, alive, look, notes
 from callqueue.look.notes import BAD
@@ -32,7 +30,6 @@ from callqueue.texts import in_one_line, page
 ASKED_S = 2.0  # that the workers have to answer
 BROKER_ANSWERS_S = 3.0
 REDIS = ("redis", "rediss", "sentinel")
-VISIBILITY_S = 3600.0  # Celery's default for Redis
 SKEW_S = 2.0  # that two clocks may differ; what lies further ahead lies in the future
 OVERDUE = timedelta(days=2)  # that calls may be past their retention, where cleanup runs daily
 NEWEST = 1000  # calls whose callbacks are looked at
@@ -182,25 +179,6 @@ def _broker(facts: Facts) -> str:
     return f"{the_broker.address(_celery_app())} answers"
 
 
-def _visibility_timeout(facts: Facts) -> str:
-    """Redis does not hand a message out again while its attempts may still be at work."""
-    app, config = _celery_app(), conf.current()
-    if facts.runs_alone or _is_eager() or the_broker.transport(app) not in REDIS:
-        return "this kind of broker has none"
-    options = app.conf.broker_transport_options or {}
-    timeout = float(options.get("visibility_timeout", VISIBILITY_S))
-    slowest = max(rule.total_timeout for rule in config.rules.values())
-    longest = config.release_lease + config.grace + slowest
-    if timeout < longest:
-        enough = json.dumps({"visibility_timeout": round(longest) + 60})
-        raise Wrong(
-            f"Redis hands messages out again after {timeout:g} s, "
-            f"and an attempt may take {longest:g} s",
-            f"set CELERY_BROKER_TRANSPORT_OPTIONS = {enough}",
-        )
-    return f"{timeout:g} s, and no attempt takes longer than {longest:g} s"
-
-
 def _database(facts: Facts) -> str:
     if refusal := database_refusal(facts.using):
         raise Wrong(refusal, f"start the database server, or correct DATABASES[{facts.using!r}]")
@@ -307,18 +285,6 @@ def _agreement(facts: Facts) -> str:
     return "all dispensers have these limits"
 
 
-def _one_broker(facts: Facts) -> str:
-    here = the_broker.address(_celery_app())
-    others = [one for one in facts.look.dispensers if one.broker not in ("", here)]
-    if here and others:
-        said = ", ".join(f"{one.name} publishes to {one.broker}" for one in others)
-        raise Wrong(
-            f"{said}; here it is {here}",
-            "give all processes one CELERY_BROKER_URL, written alike, and restart them",
-        )
-    return "every dispenser publishes to the broker of this process"
-
-
 def _workers(facts: Facts) -> str:
     if facts.runs_alone:
         return RUNS
@@ -359,26 +325,18 @@ def _calls(facts: Facts) -> str:
 
 
 def _ledger(facts: Facts) -> str:
-    """One put back to an earlier state knows no latest calls, and would make some again."""
-    signs, using = [], facts.using
+    using = facts.using
     reading, skew = ledger_time.read(using), timedelta(seconds=SKEW_S)
     newest = tables.attempts(using).order_by("-pk").values_list("released_at", flat=True)[:100]
     is_ahead = any(at > from_us(reading.at) + skew for at in newest)
-    if is_ahead or any(one.at > from_us(reading.wall) + skew for one in facts.look.signs):
-        signs.append("it has rows from the future: the database's clock has been set back")
-    lately = LedgerNow() - timedelta(hours=1)
-    if held := tables.holds(using).filter(source="restored", until__gt=lately).count():
-        signs.append(
-            f"a dispenser found its last sign of life gone and held {held} rules: "
-            "the ledger was put back in time"
-        )
-    if signs:
+    is_ahead |= any(one.at > from_us(reading.wall) + skew for one in facts.look.signs)
+    if is_ahead:
         raise Wrong(
-            "; ".join(signs),
+            "it has rows from the future: the database's clock has been set back",
             "run `manage.py callqueue_pause RULE --for` one full window for every rule "
             f"before anything goes out; see {page('how-to/upgrade.md')}",
         )
-    return "nothing in it is in the future, and it was not put back"
+    return "nothing in it is in the future"
 
 
 Examination = Callable[[Facts], str]  # the detail where all is well; Wrong where it is not
@@ -386,7 +344,6 @@ ALL: dict[str, Examination] = {
     "settings": _settings,
     "broker": _broker,
     "database": _database,
-    "visibility timeout": _visibility_timeout,
     "migrations": _migrations,
     "clock": _clock,
     "dispenser": _dispenser,
@@ -394,7 +351,6 @@ ALL: dict[str, Examination] = {
     "schedule": _schedule,
     "calls": _calls,
     "workers": _workers,
-    "one broker": _one_broker,
     "ledger": _ledger,
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from callqueue.clocks import Us
@@ -11,9 +11,7 @@ from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
 
 TOLD_S = 0.15  # after which, usually, the ledger knows that a call was sent
 WAY_S = 0.04  # from an answer to the next release, and from there to the wire
-TAKEN = 0.98  # of a limit: where rules that go before take so much, nothing is left for the others
 CHAINED = 4  # gates at most of which each is taken for the slowest in turn
-TURNS = 12  # times that what comes in meanwhile is added
 
 Sizes = Sequence[tuple[int, int]]  # so many calls each, for so many values of a limit's `per`
 
@@ -29,7 +27,6 @@ class Gate:
     emptiest: Meter | None = None  # what is charged of the queue with most room
     before: float = 0.0  # calls of other rules that wait and go first
     beside: int = 0  # those that take turns
-    incoming: float = 0.0  # of those before, so many a second
     cost: float = 1.0  # of a call
     charged_s: float = 0.0  # seconds for which a call is charged before it ages; 0: nobody knows
 
@@ -83,20 +80,6 @@ class Gate:
 
 def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     """Seconds until so many calls have passed all of these gates; None where nobody can say."""
-    taken = 0.0
-    for _ in range(TURNS):
-        found = _seconds_to_pass(list(_with_incoming(gates, taken)), calls, now)
-        if found is None or found - taken <= max(0.01, taken / 100):
-            return found
-        if not any(gate.incoming for gate in gates):
-            return found
-        if any(_is_taken(gate) for gate in gates):
-            return None
-        taken = found
-    return None
-
-
-def _seconds_to_pass(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     # of each gate the whole periods, and then the others for what is left
     longest = 0.0
     for gate in gates:
@@ -109,21 +92,8 @@ def _seconds_to_pass(gates: Sequence[Gate], calls: float, now: Us) -> float | No
         start, share = gate.last_period(gate.amount(calls), now)
         if start:
             others = [other.after(start, now) for other in gates if other is not gate]
-            rest = _seconds_to_pass(others, calls * share, now)
-            longest = max(longest, start + (rest or 0.0))
+            longest = max(longest, start + (seconds(others, calls * share, now) or 0.0))
     return longest
-
-
-def _with_incoming(gates: Sequence[Gate], taken: float) -> Iterator[Gate]:
-    for gate in gates:
-        yield replace(gate, before=gate.before + gate.incoming * taken)
-
-
-def _is_taken(gate: Gate) -> bool:
-    limit = gate.limit
-    each_s = gate.charged_s if limit.counts_in_flight else limit.period_us / SECOND
-    n = getattr(limit, "n", limit.capacity)
-    return bool(each_s) and gate.incoming * gate.each * each_s >= TAKEN * n * gate.lanes
 
 
 def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True) -> float:

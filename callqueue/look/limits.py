@@ -73,15 +73,15 @@ def read(
     book: Book,
     names: Sequence[str],
     now: Us,
+    backlog: Mapping[str, int],
     *,
     key: str | None = None,
-    backlog: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, list[LimitLook]], Mapping[str, str]]:
     """The limits of each of these rules, in the settings' order; those per key as they are for
     `key`. And by rule, the id of the budget for which its next call waited in the last pass.
 
-    `backlog`: by rule, the most calls that anybody asks about; when a limit with room for them
-    opens is read of none.
+    `backlog`: by rule, the most calls that anybody asks about. Of a limit with room for them
+    nothing is read of when what it holds leaves.
     """
     groups = {book.groups[name] for name in names}
     rules = sorted(rule for group in groups for rule in group)
@@ -96,11 +96,10 @@ def read(
     long = [
         budget
         for budget in account.budgets
-        if _is_spread(account, budget)
-        and (backlog is None or not _has_room(account, budget, backlog))
+        if _is_spread(account, budget) and not _has_room(account, budget, backlog)
     ]
     spread = _spread(using, long, now)
-    for budget_id, ends in _ends(account, long, is_whole=backlog is not None).items():
+    for budget_id, ends in _ends(account, long).items():
         spread[budget_id] = [*ends, *spread.get(budget_id, ())]
     found = {
         one.id: _look(account, one, values[one.id], spread.get(one.id, ()), key is not None)
@@ -108,14 +107,6 @@ def read(
     }
     listed = {name: [found[budget.id] for budget in book.budgets[name]] for name in names}
     return listed, account.memo.binding
-
-
-def unused(book: Book, budget: Budget, now: Us) -> LimitLook:
-    limit = budget.limit
-    meter = limit.meter_with(limit.capacity, now)
-    lanes = len(book.queues_of(budget)) if limit.is_per_queue else 1
-    room = limit.capacity * lanes
-    return LimitLook(budget, room, 0, room, "", 0, None, meter, meter)
 
 
 def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
@@ -241,19 +232,14 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us
     )
 
 
-def _ends(
-    account: ledger.Account, budgets: Sequence[Budget], *, is_whole: bool
-) -> dict[str, list[tuple[Us, int]]]:
+def _ends(account: ledger.Account, budgets: Sequence[Budget]) -> dict[str, list[tuple[Us, int]]]:
     """By budget, how many calls ended when: all, by small parts, of a window shorter than sums are
-    wide; of others the first, for whose leave a pass waits. Of all rules, what has room is not
-    asked about. One statement for many.
+    wide; of others the first, for whose leave a pass waits. One statement for many.
     """
     using, found = account.using, dict[str, list[tuple[Us, int]]]()
     selects, end = list[tuple[str, list[object]]](), as_parameter(using, from_us(account.now))
     for place, budget in enumerate(budgets):
         limit, since = budget.limit, budget.limit.horizon(account.now) - 1
-        if is_whole and account.meter(budget).free and not _is_short(limit):
-            continue
         for rule in budget.charging_rules:
             count, grouped = "1", ""
             if _is_short(limit):

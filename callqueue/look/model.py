@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from operator import itemgetter
 
 from callqueue.clocks import Us
 from callqueue.database import from_us, to_us
@@ -148,14 +147,14 @@ class RuleLook:
     def is_growing(self) -> bool:
         return self._has_waited and self.incoming > GROWING * self.pace.per_second
 
-    def seconds(self, calls: int | None = None, *, more: int = 0) -> float | None:
+    def seconds(self, calls: int | None = None) -> float | None:
         """Seconds until so many calls are answered; None: nobody can say, see `why_unknown`."""
-        calls = self.waits.ready + more if calls is None else calls
+        calls = self.waits.ready if calls is None else calls
         if not calls:
             return 0.0
         if not self.gates and not self.pace.per_second:
             return None
-        passed = self.released_s(calls, self.gates_with(more))
+        passed = self.released_s(calls, self.gates)
         if passed is None:
             return None
         kept = self.kept_s if calls > self.waits.ready - self.kept_calls else 0.0
@@ -175,14 +174,6 @@ class RuleLook:
                 passed = max(0.0, calls / pace - attempts.RECENT_S)
         return passed
 
-    def slowest(
-        self, calls: int, pairs: Iterable[tuple[LimitLook, Gate]] | None = None
-    ) -> LimitLook | None:
-        """The limit that holds so many calls longest, of these with their gates, or of its own."""
-        pairs = zip(self.limits, self.gates, strict=True) if pairs is None else pairs
-        taken = [(gate.seconds(gate.amount(calls), self.now) or 0.0, one) for one, gate in pairs]
-        return max([one for one in taken if one[0]], key=itemgetter(0), default=(0.0, None))[1]
-
     @property
     def why_unknown(self) -> str:
         """Why nobody can say when its calls are done: a word, empty where somebody can."""
@@ -199,15 +190,6 @@ class RuleLook:
         if self.held_s == FOREVER:
             return "held"
         return "stuck" if "stuck" in self.troubles else ""
-
-    def gates_with(self, more: int) -> list[Gate]:
-        """The gates that so many calls more would have to pass, each of a key of its own."""
-        if not more:
-            return list(self.gates)
-        return [
-            replace(gate, sizes=[*gate.sizes, (1, more)]) if gate.sizes else gate
-            for gate in self.gates
-        ]
 
     @property
     def _has_waited(self) -> bool:
@@ -244,7 +226,6 @@ class Look:
     book: Book
     rules: Sequence[RuleLook]
     signs: Sequence[Sign]  # of every dispenser, the newest first
-    workers: Sequence[Us]  # when each process that takes calls took one last, the latest first
     stalls: Sequence[Stall]
     summed_until: Us  # up to when sums are added up
     differences: Sequence[Difference]
@@ -268,23 +249,6 @@ class Look:
                 return one
         raise KeyError(name)
 
-    def with_more(self, more: Mapping[str, int]) -> list[RuleLook]:
-        """The rules as if so many calls more came; those of others that share a limit go first."""
-        found = []
-        for rule in self.rules:
-            gates = [
-                gate
-                if gate.sizes
-                else replace(gate, before=gate.before + _of_others(one, more, rule))
-                for one, gate in zip(rule.limits, rule.gates, strict=True)
-            ]
-            found.append(replace(rule, gates=gates))
-        return found
-
     @property
     def worst_first(self) -> list[RuleLook]:
         return sorted(self.rules, key=lambda one: (STATES.index(one.state), one.name))
-
-
-def _of_others(limit: LimitLook, more: Mapping[str, int], rule: RuleLook) -> int:
-    return sum(more.get(name, 0) for name in limit.budget.rules if name != rule.name)

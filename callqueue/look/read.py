@@ -1,4 +1,4 @@
-"""Reads where every rule stands at one moment: some thirteen statements, whatever there is."""
+"""Reads where every rule stands at one moment: some sixteen statements, whatever there is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from callqueue import clocks, conf, database, tables
+from callqueue import conf, database, tables
 from callqueue.clocks import Us
 from callqueue.database import (
     as_parameter,
@@ -25,7 +25,7 @@ from callqueue.history import sums
 from callqueue.ledger import ledger_time, settings
 from callqueue.ledger.ready_calls import READY, WAITING
 from callqueue.ledger.tallies import is_tallied
-from callqueue.limits.budgets import Book, Cost, cost_of, scopes_of
+from callqueue.limits.budgets import Book, cost_of, scopes_of
 from callqueue.limits.in_force import Difference
 from callqueue.limits.kinds import SECOND
 from callqueue.look import alive, attempts, estimate, limits, waiting
@@ -35,6 +35,7 @@ from callqueue.look.limits import LimitLook
 from callqueue.look.model import FOREVER, HoldLook, Look, RuleLook, explains_pace
 from callqueue.look.waiting import Waiting
 
+NOTHING: Mapping[str, int] = {}
 HOLDS = 5  # on keys that a rule shows of each `per`
 SAMPLE, SAMPLED = 100, 4000  # waiting calls whose mean cost is taken: of a rule, and of all
 
@@ -45,19 +46,21 @@ def look(
     rules: Sequence[str] | None = None,
     rates: Mapping[str, str] | None = None,
     key: str | None = None,
+    more: Mapping[str, int] = NOTHING,
 ) -> Look:
     """Where these rules stand, or all, as of one moment.
 
     `rates`: as if these limits had other rates (id in the settings -> rate), with what is in force
     in `before`. `key`: with holds and limits per key as they are for this key, and the pace of the
-    newest calls where none was answered lately.
+    newest calls where none was answered lately. `more`: as if so many calls more waited, by rule,
+    each of a key of its own.
     """
     with database.one_view(using):
-        now, moved, summed_until, version, signs = _moment(using)
-        book = settings.book_in_force(using, at=version).moved_by(moved)
+        reading = ledger_time.read(using)
+        now, moved, signs = reading.at, reading.moved, alive.signs(using, reading)
+        book = settings.book_in_force(using).moved_by(moved)
         names = tuple(conf.current().rules if rules is None else rules)
-        is_whole = rules is None and not rates
-        known = _Known.read(using, book, names, now, moved, key, signs, is_whole=is_whole)
+        known = _Known.read(using, book, names, now, moved, key, signs, more)
         differences: Sequence[Difference] = ()
         if len(digests := {one.digest for one in known.signs if one.is_alive and one.digest}) > 1:
             differences = settings.disagreements(using, digests)
@@ -67,9 +70,8 @@ def look(
             book=book,
             rules=[_rule(known, name) for name in names],
             signs=known.signs,
-            workers=known.attempts.workers,
             stalls=known.attempts.stalls,
-            summed_until=summed_until,
+            summed_until=sums.until(using),
             differences=differences,
         )
         return _with_rates(known, seen, rates) if rates else seen
@@ -80,22 +82,6 @@ def _with_rates(known: _Known, seen: Look, rates: Mapping[str, str]) -> Look:
     then = known.with_book(seen.book.with_rates(rates))
     found = [replace(_rule(then, one.name), is_limited=one.is_limited) for one in seen.rules]
     return replace(seen, book=then.book, rules=found, before=seen)
-
-
-def idle(
-    using: str, name: str, calls: int, *, latency: float, keys: int = 1, cost: Cost = 1
-) -> RuleLook:
-    """The rule as if nothing was ever sent, workers were plenty, and so many calls waited."""
-    now, moved, _, version, _ = _moment(using)
-    book = settings.book_in_force(using, at=version).moved_by(moved)
-    waits = Waiting(ready=calls, sizes=[(-(-calls // keys), keys)])
-    charged = [one for one in book.budgets[name] if one.charge_of(cost)]
-    known = _Known(
-        using, book, now, moved, [], Attempts({}, {name: Pace(latency=latency)}, [], []),
-        {name: waits}, {}, {name: [limits.unused(book, one, now) for one in charged]},
-    )  # fmt: skip
-    costs = {(name, one.limit.unit): float(one.charge_of(cost)) for one in charged}
-    return _rule(replace(known, costs=costs), name)
 
 
 def _rule(known: _Known, name: str) -> RuleLook:
@@ -126,27 +112,6 @@ def _rule(known: _Known, name: str) -> RuleLook:
     )
 
 
-def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
-    """Now; how far the ledger was moved; until when ends are summed; the version; signs of life."""
-    sql = (
-        f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
-        f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "
-        "name, seen_at, kind, digest, broker "
-        f"FROM (SELECT 1 AS here) AS moment LEFT JOIN {tables.name(using, 'DispenserState')} "
-        "ON here = 1 ORDER BY seen_at DESC"
-    )
-    before, found = clocks.monotonic(), rows(using, sql)
-    *shown, until, version = found[0][:4]
-    reading = ledger_time.reading_of(using, before, *shown)
-    signs = [
-        alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)
-        for *_, name, at, kind, digest, broker in found
-        if name is not None
-    ]
-    judged = alive.judged(signs, from_us(reading.wall))
-    return reading.at, reading.moved, Us(until or 0), int(version), judged
-
-
 @dataclass(frozen=True)
 class _Known:
     using: str
@@ -175,8 +140,7 @@ class _Known:
         moved: int,
         key: str | None,
         signs: Sequence[alive.Sign],
-        *,
-        is_whole: bool,
+        more: Mapping[str, int],
     ) -> _Known:
         # rules that share a limit wait for each other
         group = sorted({one for name in names for one in book.groups[name]})
@@ -184,24 +148,25 @@ class _Known:
         found = attempts.read(using, shown, now)
         if key is not None:
             found = replace(found, paces=_newest_paces(using, found.paces, names))
-        keyed = {name for name in shown if any(one.limit.is_keyed for one in book.budgets[name])}
-        waits, incoming = waiting.read(using, shown, keyed, now, moved)
-        # of all rules, nobody asks what more calls than wait would take
-        backlog = {name: one.ready for name, one in waits.items()} if is_whole else None
-        listed, binding = limits.read(using, book, shown, now, key=key, backlog=backlog)
+        waits, incoming = waiting.read(using, shown, now, moved)
+        for name, count in more.items():
+            waits[name].ready += count
+        backlog = {name: one.calls for name, one in waits.items()}
+        listed, binding = limits.read(using, book, shown, now, backlog, key=key)
         known = cls(using, book, now, moved, signs, found, waits, incoming, listed, binding)
         held, keys_held = _holds(using, now, moved, key)
         return replace(
             known,
             costs=_mean_costs(known),
-            sizes=_sizes_of_parts(known),
+            sizes=_sizes(known, more),
             held=held,
             keys_held=keys_held,
             recent=sums.recent(using, shown, now // SECOND),
         )
 
     def with_book(self, book: Book) -> _Known:
-        listed, _ = limits.read(self.using, book, list(self.waits), self.now)
+        backlog = {name: one.calls for name, one in self.waits.items()}
+        listed, _ = limits.read(self.using, book, list(self.waits), self.now, backlog)
         return replace(self, book=book, limits=listed)
 
 
@@ -218,8 +183,7 @@ def _gate(known: _Known, name: str, one: LimitLook) -> Gate:
     limit, cost = budget.limit, known.costs.get((name, budget.limit.unit), 1.0)
     gate = Gate(limit, one.meter, cost=cost, charged_s=_charged_s(known, name, one))
     if limit.is_keyed:
-        sizes = known.sizes.get((name, limit.per), known.waits[name].sizes)
-        return replace(gate, sizes=sizes or [(1, 1)])
+        return replace(gate, sizes=known.sizes.get((name, limit.per), [(1, 1)]))
     others = [other for other in budget.rules if other in known.waits and other != name]
     higher = [other for other in others if _priority(known, other) > rule.priority]
     equal = [other for other in others if _priority(known, other) == rule.priority]
@@ -229,7 +193,6 @@ def _gate(known: _Known, name: str, one: LimitLook) -> Gate:
         emptiest=one.emptiest if limit.is_per_queue else None,
         before=sum(known.waits[other].ready for other in higher),
         beside=sum(known.waits[other].ready for other in equal),
-        incoming=sum(known.incoming.get(other, 0.0) for other in higher),
     )
 
 
@@ -357,29 +320,35 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
     return {
         (name, unit): 1.0
         if unit == "calls"
-        else sum(cost_of(cost, unit) for cost in costs.get(name, ())) / len(costs.get(name, "-"))
+        else sum(cost_of(cost, unit) for cost in costs[name]) / len(costs[name])
         for name, unit in units
+        if unit == "calls" or name in costs
     }
 
 
-def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
-    """So many calls each, for so many values. One statement of few rows."""
-    wanted = [
+def _sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str], Sizes]:
+    """How calls are spread over the values of a `per`: so many each, for so many values. One
+    statement of few rows.
+    """
+    wanted = {
         (name, budget.limit.per)
         for name, waits in known.waits.items()
         if waits.ready
         for budget in known.book.budgets[name]
-        if budget.limit.is_keyed and budget.limit.per != "key"
-    ]
-    spread = (
-        "SELECT %s, %s, calls, COUNT(*) FROM (SELECT part, COUNT(*) AS calls FROM ("
-        f"SELECT {_part_sql(known.using)} AS part FROM {tables.name(known.using, 'CallQueue')} "
-        f"WHERE {READY}) AS parts GROUP BY part) AS spread GROUP BY calls"
-    )
+        if budget.limit.is_keyed
+    }
     selects = []
-    for name, per in sorted(set(wanted)):
-        selects.append((spread, (name, per, *_part_params(per), name)))
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for name, per in sorted(wanted):
+        is_whole = per == "key"
+        value = quoted(known.using, "key") if is_whole else _part_sql(known.using)
+        spread = (
+            "SELECT %s, %s, calls, COUNT(*) FROM (SELECT part, COUNT(*) AS calls FROM ("
+            f"SELECT {value} AS part FROM {tables.name(known.using, 'CallQueue')} "
+            f"WHERE {READY}) AS parts GROUP BY part) AS spread GROUP BY calls"
+        )
+        params = () if is_whole else _part_params(per)
+        selects.append((spread, (name, per, *params, name)))
+    found = {(name, per): [(1, more[name])] for name, per in wanted if name in more}
     for name, per, calls, values in of_each(known.using, selects):
         found.setdefault((name, per), []).append((int(calls), int(values)))
     return {scope: sorted(sizes) for scope, sizes in found.items()}

@@ -84,10 +84,6 @@ class Migration(migrations.Migration):
                     models.CharField(db_default="", default="", editable=False, max_length=16),
                 ),
                 (
-                    "broker",
-                    models.CharField(db_default="", default="", editable=False, max_length=255),
-                ),
-                (
                     "digest",
                     models.CharField(db_default="", default="", editable=False, max_length=16),
                 ),

@@ -123,28 +123,6 @@ def test_calls_of_a_shared_limit_are_waited_for_at_every_door(rules: Rules, ask:
     assert "shared with high" in ask.rule("low")
 
 
-def test_calls_that_come_in_before_it_are_reckoned_with_at_every_door(
-    rules: Rules, remote: Vendor, ask: Ask
-) -> None:
-    """Half of the limit is taken by calls of a rule that goes first; then all of it is, and nobody
-    can name a time.
-    """
-    account = SlidingWindow("4/10s", name="account")
-    rules(low=Rule(limits=[account]), high=Rule(limits=[account], priority=9))
-    with travel() as clock:
-        for _ in every(clock, 10.5, 7):
-            send("high", 2)
-            run()
-        send("low", 120)
-        dispenser(rules=["nothing"])
-        # by the limit alone it would be 300
-        assert_doors_agree(ask, "low", 580, rel=0.25)
-        for _ in every(clock, 10.5, 7):
-            send("high", 8)
-            run()
-        assert at_every_door(ask, "low") == dict.fromkeys(DOORS)
-
-
 @pytest.mark.parametrize("is_full", [False, True])
 def test_nobody_promises_more_than_the_workers_do(
     rules: Rules, remote: Vendor, ask: Ask, is_full: bool

@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
+from callqueue.database import from_us
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.ledger import ledger_time
@@ -48,8 +49,8 @@ class Command(CallQueueCommand):
 
     def _check(self, using: str) -> None:
         try:
-            now = ledger_time.now(using)
-            signs = alive.signs(using, now)
+            reading = ledger_time.read(using)
+            signs, now = alive.signs(using, reading), from_us(reading.wall)
         except (DatabaseError, InterfaceError) as error:  # it says nothing of the dispenser
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")
             return

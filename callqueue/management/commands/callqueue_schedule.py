@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from callqueue import conf
 from callqueue.maintenance import periodic
-from callqueue.management.base import CallQueueCommand, problem, wrong_use
+from callqueue.management.base import CallQueueCommand, problem
 
 
 class Command(CallQueueCommand):
@@ -20,12 +20,6 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--interval",
-            type=float,
-            metavar="SECONDS",
-            help="between two runs of the dispenser task",
-        )
         parser.add_argument(
             "--queue",
             metavar="Q",
@@ -40,9 +34,7 @@ class Command(CallQueueCommand):
                 'pip install "django-callqueue[beat]" and add "django_celery_beat" to '
                 "INSTALLED_APPS; or use CELERY_BEAT_SCHEDULE = callqueue.beat_schedule()"
             )
-        interval = conf.current().interval if options["interval"] is None else options["interval"]
-        if not 0.05 <= interval <= 86400:
-            raise wrong_use("--interval: is from 0.05 to 86400 seconds")
+        interval = conf.current().interval
         entries = periodic.beat_schedule(interval=interval, queue=options["queue"])
         if options["remove"]:
             self.say(f"removed {periodic.remove(entries)} periodic tasks")

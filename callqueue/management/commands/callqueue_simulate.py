@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from callqueue import conf
-from callqueue.ledger import settings
+from callqueue.clocks import Us
+from callqueue.ledger import ledger_time, settings
+from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.budgets import Budget, Cost
-from callqueue.look import estimate, idle, words
+from callqueue.look import estimate, words
+from callqueue.look.estimate import Gate
 from callqueue.management.base import CallQueueCommand, counted, wrong_use
 
 
@@ -37,11 +41,12 @@ class Command(CallQueueCommand):
                 "--latency from 0 to 86400 seconds, --keys at least 1"
             )
         conf.current().rule(rule)
-        cost = _cost(settings.book_in_force(using).budgets[rule], options["cost"])
-        seen = idle(using, rule, calls, latency=latency, keys=options["keys"], cost=cost)
-        slowest, passed = seen.slowest(calls), seen.released_s(calls, seen.gates)
-        binding = slowest.name if slowest else None
-        seconds = round((passed or 0.0) + estimate.WAY_S + latency, 3) if calls else 0.0
+        now, gates = _idle_gates(using, options)
+        passed = estimate.seconds(gates, calls, now) or 0.0
+        alone = [(gate.seconds(gate.amount(calls), now) or 0.0, gate) for gate in gates]
+        longest, slowest = max(alone, key=itemgetter(0), default=(0.0, None))
+        binding = slowest.limit.label if slowest and longest else None
+        seconds = round(passed + estimate.WAY_S + latency, 3) if calls else 0.0
         if options["json"]:
             found = {"rule": rule, "calls": calls, "seconds": seconds, "binding_limit": binding}
             self.say_json(found)
@@ -49,6 +54,27 @@ class Command(CallQueueCommand):
         binds = f"the limit that binds is {binding}" if binding else "no limit binds"
         takes = "takes" if calls == 1 else "take"
         self.say(f"{counted(calls)} under {rule} {takes} {words.duration(seconds)}; {binds}")
+
+
+def _idle_gates(using: str, options: dict[str, Any]) -> tuple[Us, list[Gate]]:
+    """Now, and the rule's limits as if nothing was ever sent."""
+    rule, calls, keys = options["rule"], options["calls"], options["keys"]
+    reading = ledger_time.read(using)
+    book = settings.book_in_force(using).moved_by(reading.moved)
+    budgets, queues = book.budgets[rule], book.rules[rule].queue_names
+    cost, sizes = _cost(budgets, options["cost"]), [(-(-calls // keys), keys)]
+    return reading.at, [
+        Gate(
+            limit := budget.limit,
+            limit.meter_with(limit.capacity, reading.at),
+            sizes=sizes if limit.is_keyed else (),
+            lanes=len(queues) if limit.is_per_queue else 1,
+            cost=charge,
+            charged_s=estimate.charged_s(limit, options["latency"], is_told=not is_tallied(limit)),
+        )
+        for budget in budgets
+        if (charge := budget.charge_of(cost))
+    ]
 
 
 def _cost(budgets: tuple[Budget, ...], text: str) -> Cost:

@@ -88,20 +88,6 @@ def test_a_rule_is_a_row_the_worst_first(
     assert "7 of 5" in bar
 
 
-def test_the_table_is_sorted_by_numbers(rules: Rules, root: Client) -> None:
-    rules(a=Rule(), b=Rule(), c=Rule())
-    for rule, count in (("a", 1), ("b", 3), ("c", 2)):
-        wait(rule, count, seconds=60 * count)
-        came_to(rule, sent=10 * count, failed=count)
-    for column in ("waiting", "oldest", "failed"):
-        assert [name for name in rows(root, o=column) if name != "default"] == ["a", "c", "b"]
-        page = text_of(root.get(reverse(DASHBOARD), {"o": f"-{column}"}))
-        assert page.count("aria-sort") == 1
-        assert 'aria-sort="descending"' in page
-        assert list(rows(root, o=f"-{column}"))[:3] == ["b", "c", "a"]
-    assert len(rows(root, o="nonsense")) == 4
-
-
 def test_what_is_fetched_again_is_the_page_itself(rules: Rules, root: Client) -> None:
     """That it goes on is seen in a browser: tests/browser."""
     rules(pay=Rule())

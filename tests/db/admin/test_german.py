@@ -26,10 +26,9 @@ RULE = "admin:callqueue_rule"
 
 
 PAGES = {
-    (DASHBOARD, ""): "Regel angehalten (r durch den Betrieb",
+    (DASHBOARD, ""): "Regel angehalten (r)",
     (RULE, "?name=r"): "Was gescheitert ist",
     (RULE, "?name=r&limit=r%230&rate=5/s"): "Ein Limit von r ändern?",
-    (RULE, "?name=r&audit=1"): "Angehalten",
     (CHANGELIST, ""): "Ausgewählte Aufrufe erneut einreihen",
 }
 FORMS = (

@@ -112,9 +112,10 @@ def test_rules_that_are_read_together_have_the_use_that_each_has_alone(
         make()
     names, now = [*of_kinds, "default"], database.to_us(ledger_time.now("default"))
     book = settings.book_in_force("default")
-    together, _ = limits.read("default", book, names, now)
+    backlog = dict.fromkeys(names, 10_000)
+    together, _ = limits.read("default", book, names, now, backlog)
     for name in names:
-        alone = limits.read("default", book, [name], now)[0][name]
+        alone = limits.read("default", book, [name], now, backlog)[0][name]
         assert list(map(figures, alone)) == list(map(figures, together[name]))
     assert [limit.used for limit in together["tallied"]] == [8, 8, 16]
     assert [limit.used for limit in together["in_flight"]] == [4, 252]

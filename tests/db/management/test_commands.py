@@ -46,9 +46,6 @@ def two_rules(rules: Rules) -> None:
         ("pause othr", "did you mean 'other'"),
         ("pause r --for soon", "not a duration"),
         ("resume othr", "did you mean 'other'"),
-        ("schedule --interval 0", "0.05 to 86400"),
-        ("schedule --interval -1", "0.05 to 86400"),
-        ("schedule --interval nan", "0.05 to 86400"),
         ("audit --since yesterday", "not a duration"),
         ("status --json --watch", "cannot go together"),
         ("status --call 99999999", "no call"),
@@ -118,7 +115,7 @@ def ours() -> list[PeriodicTask]:
     return list(PeriodicTask.objects.filter(task__startswith="callqueue.").order_by("task"))
 
 
-def test_tasks_are_written_as_beat_wants_them_and_again_corrected_in_place() -> None:
+def test_tasks_are_written_as_beat_wants_them_and_again_corrected_in_place(settings: Any) -> None:
     """Nor is a task that somebody disabled enabled."""
     ran = run("schedule")
     assert (ran.code, ran.out.count(": created")) == (0, 3)
@@ -133,9 +130,10 @@ def test_tasks_are_written_as_beat_wants_them_and_again_corrected_in_place() -> 
     before = [(row.pk, row.date_changed) for row in ours()]
     assert run("schedule").out.count(": unchanged") == 3
     assert [(row.pk, row.date_changed) for row in ours()] == before
-    ran = run("schedule", "--interval", "0.5")
+    settings.CALLQUEUE = {"DISPENSER": {"INTERVAL": 0.5}}
+    ran = run("schedule")
     assert (ran.out.count(": changed"), ran.out.count(": unchanged")) == (1, 2)
-    run("schedule", "--interval", "0.5", "--queue", "care")
+    run("schedule", "--queue", "care")
     rows = ours()
     assert [row.pk for row in rows] == [pk for pk, _ in before]
     assert {row.queue for row in rows} == {"care"}

@@ -86,16 +86,6 @@ def test_of_several_limits_it_is_what_the_simulation_takes_within_six_per_cent()
     assert all(by <= 0.35 * whole + 1.0 for by, whole in off)
 
 
-def test_what_comes_in_before_it_makes_it_later_and_what_takes_all_leaves_no_time() -> None:
-    limit = SlidingWindow("10/s")
-    alone = Gate(limit, limit.meter(Usage(), LATER))
-    assert seconds([alone], 100, LATER) == pytest.approx(9.45, abs=0.1)
-    beside = Gate(limit, limit.meter(Usage(), LATER), incoming=5.0)
-    assert seconds([beside], 100, LATER) == pytest.approx(2 * 9.45, rel=0.1)
-    starved = Gate(limit, limit.meter(Usage(), LATER), incoming=12.0)
-    assert seconds([starved], 100, LATER) is None
-
-
 def test_what_is_charged_already_is_waited_for() -> None:
     """Open attempts for a period more, and half of their own time; of a limit of those in flight it
     has to be known how long they take. A backlog of centuries is no long sum.
