@@ -14,7 +14,7 @@ from callqueue.database import (
     from_us,
     instant_us,
     part_sql,
-    places,
+    placeholders,
     rows,
 )
 from callqueue.ledger.ready_calls import WAITING
@@ -83,7 +83,7 @@ def _counts_sql(using: str, names: Sequence[str], now: Us, moved: int) -> tuple[
     ]
     parts.append(
         f"SELECT {_READY}, rule, COUNT(*), 0, MIN(due_at_dt) FROM {table} "
-        f"WHERE {WAITING} AND ready AND rule IN ({places(names)}) GROUP BY rule"
+        f"WHERE {WAITING} AND ready AND rule IN ({placeholders(names)}) GROUP BY rule"
     )
     since = now + moved - RECENT_S * SECOND
     part = part_sql(using, "created_dt", since, RECENT_S * SECOND // PARTS)
