@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib.admin.models import LogEntry
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
+from django.utils.html import escape
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -28,7 +31,11 @@ from callqueue.models import CallQueue
 KEYS = 20  # that the table of keys shows
 SHOWN = 20  # calls of a group of errors that are linked
 LOGGED = 8  # of what was done to the rule, the newest
+NEARLY_ALL = 0.95
 SHOWN_BELOW = ("held", "keys", "failing", "failures", "done")  # of what is said of all rules
+WIDTH, HEIGHT = 620, 130  # of a chart
+LEFT, TOP, BOTTOM = 56, 10, 22  # room for its axes
+EVERY = 16  # stretches from one time on its axis to the next
 COUNTS = ("sent", "done", "failed", "throttled")
 
 
@@ -164,19 +171,31 @@ def _errors(name: str, now: Any) -> dict[str, Any]:
 
 def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
     """Sums are in ledger time, to a quarter of an hour."""
-    here, zone = seen.time, _zone(rule)
+    now, here, moved = int(seen.time.timestamp()), seen.time, seen.moved // SECOND
+    zone = _zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
-    after, a_day_ago = here + timedelta(seconds=1), here - timedelta(days=1, minutes=15)
+    first = min(int(yesterday.timestamp()), now - sums.DAY_S)
+    series = sums.series(using(), rule.name, first - moved, now + 1 - moved)
+    every = [(start + moved, one) for start, one in series]
+    stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
+    drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
     shown = [
-        (_("Today"), _between(seen, rule, today, after)),
-        (_("Yesterday"), _between(seen, rule, yesterday, today)),
+        (_("Today"), _within_days(every, today, here + timedelta(seconds=1))),
+        (_("Yesterday"), _within_days(every, yesterday, today)),
         (_("Last hour"), rule.recent.hour),
-        (_("Last 24 hours"), _between(seen, rule, a_day_ago, after)),
+        (_("Last 24 hours"), sums.together(one for _, one in stretches)),
     ]
+    lately = sums.together(one for _, one in stretches[-2:])
     return {
-        "sums": [(said, [words.count(getattr(one, n)) for n in COUNTS]) for said, one in shown],
+        "sums": [(said, _counts(one)) for said, one in shown],
         "zone": str(zone),
+        "waits": _within(lately.waits),
+        "answers": _within(lately.answers),
+        "chart": _bars([start for start, _ in stretches], drawn, _("Last 24 hours")),
+        "chart_rows": [
+            (_hour_and_minute(start), _counts(one)) for start, one in stretches[::-1] if one.sent
+        ],
         "summed": seen.summed_until and words.clock_time(seen.shown(seen.summed_until), here),
     }
 
@@ -187,6 +206,50 @@ def _zone(rule: RuleLook) -> Any:
     return next((zone for zone in zones if zone), timezone.get_current_timezone())
 
 
-def _between(seen: Look, rule: RuleLook, start: datetime, end: datetime) -> Sums:
-    first, last = (round(one.timestamp()) - seen.moved // SECOND for one in (start, end))
-    return sums.between(using(), rule.name, first, last)
+def _within_days(every: Sequence[tuple[int, Sums]], start: datetime, end: datetime) -> Sums:
+    first, last = start.timestamp(), end.timestamp()
+    return sums.together(one for at, one in every if first <= at < last)
+
+
+def _counts(one: Sums) -> list[str]:
+    return [words.count(getattr(one, name)) for name in COUNTS]
+
+
+def _within(buckets: list[int]) -> str:
+    bound = sums.share_within(buckets, NEARLY_ALL)
+    if bound is None:
+        return ""
+    longest = sums.BOUNDS[-1]
+    is_longer = bound > longest
+    return (_("over %s") if is_longer else _("at most %s")) % words.short(min(bound, longest))
+
+
+def _bars(starts: Sequence[int], values: Mapping[str, Sequence[int]], says: str) -> SafeString:
+    """A bar for each stretch, by its begin in seconds. `values`: by CSS class, from below."""
+    most = max(map(sum, zip(*values.values(), strict=True))) or 1
+    step, room = (WIDTH - LEFT) / len(starts), HEIGHT - TOP - BOTTOM
+    drawn = []
+    for y, label in ((TOP, words.count(most)), (TOP + room, "0")):
+        drawn.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
+        drawn.append(f'<text x="{LEFT - 5}" y="{y + 4}" text-anchor="end">{label}</text>')
+    for place in range(0, len(starts) - EVERY // 3, EVERY):
+        x = LEFT + place * step
+        drawn.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}">{_hour_and_minute(starts[place])}</text>')
+    for place in range(len(starts)):
+        low, x = float(TOP + room), LEFT + place * step
+        for kind, counts in values.items():
+            if counts[place]:
+                height = max(1.0, room * counts[place] / most)
+                low -= height
+                drawn.append(
+                    f'<rect class="cq-{kind}" x="{x:.1f}" width="{step - 1:.1f}" y="{low:.1f}" '
+                    f'height="{height:.1f}"/>'
+                )
+    return mark_safe(
+        f'<svg class="cq-chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(says)}">{"".join(drawn)}</svg>'
+    )
+
+
+def _hour_and_minute(unix_s: int) -> str:
+    return f"{timezone.localtime(datetime.fromtimestamp(unix_s, UTC)):%H:%M}"

@@ -99,6 +99,16 @@ class Recent:
     hour: Sums = field(default_factory=Sums)
 
 
+def share_within(buckets: Sequence[int], share: float) -> float | None:
+    """The bound within which such a share of them were, in seconds; None where there were none."""
+    wanted, seen = share * sum(buckets), 0
+    for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
+        seen += count
+        if count and seen >= wanted:
+            return bound
+    return None
+
+
 # --- adding up
 
 
@@ -279,10 +289,21 @@ def _of_counts(counts: Sequence[Any]) -> Sums:
     return Sums(sent, done, failed, throttled, lost)
 
 
-def between(using: str, rule: str, start: int, end: int) -> Sums:
-    """What a rule came to in the quarters of an hour that begin from `start` to before `end`."""
+def series(using: str, rule: str, start: int, end: int) -> list[tuple[int, Sums]]:
+    """What a rule came to from `start` to `end`, by quarters of an hour, the oldest first."""
+    first = start // QUARTER_S * QUARTER_S
+    found = {at: Sums() for at in range(first, end, QUARTER_S)}
     quarters = tables.sums(using).filter(rule=rule, width=QUARTER_S)
-    return _read(quarters.filter(start__gte=start, start__lt=end)).get(rule, Sums())
+    kept = quarters.filter(start__gte=first, start__lt=end)
+    found |= {at: Sums(*counts) for at, *counts in kept.values_list("start", *COLUMNS)}
+    return sorted(found.items())
+
+
+def together(found: Iterable[Sums]) -> Sums:
+    whole = Sums()
+    for one in found:
+        whole.add(one)
+    return whole
 
 
 def counters(using: str, rules: Sequence[str]) -> dict[str, Sums]:

@@ -173,7 +173,7 @@ def kinds(n: int) -> list[Any]:
     ][n % 4]
 
 
-MOST = {"dashboard": 20, "status": 18, "metrics": 22, "rule": 28}
+MOST = {"dashboard": 20, "status": 18, "metrics": 22, "rule": 26}
 
 
 def asked(ask: Ask, rules: Rules, count: int, keys: int, held: int) -> dict[str, int]:

@@ -84,6 +84,20 @@ def test_what_it_sent_is_told_by_days_and_lately(rules: Rules, root: Client, set
     assert told["Last hour"] == told["Last 24 hours"] == ["20", "17", "0", "3"]
     both = zip(told["Today"], told["Yesterday"], strict=True)
     assert [int(one) + int(other) for one, other in both] == [20, 17, 0, 3]
+    assert shown.context["waits"] == "at most 2.5 s"
+    assert shown.context["answers"] == "at most 50 ms"
+
+
+def test_the_last_day_is_drawn_and_written(rules: Rules, root: Client) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("20/s")]))
+    answered("pay", 3)
+    answered("pay", 2, outcome="throttled")
+    add_up()
+    shown = page(root, "pay").context
+    for kind, height in (("done", 58.8), ("throttled", 39.2)):
+        assert re.search(rf'<rect class="cq-{kind}" [^>]*height="{height}"', shown["chart"])
+    ((_, numbers),) = shown["chart_rows"]
+    assert numbers == ["5", "3", "0", "2"]
 
 
 def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client) -> None:

@@ -289,12 +289,22 @@ def test_reading_gives_what_was_added(clock: Clock) -> None:
     assert recent["chat"].hour == Sums()
     to_come = sums.recent("default", ["pay"], began - 2 * HOUR_S)["pay"]
     assert to_come.quarter == to_come.hour == Sums(), "of a clock that was set back"
+    found = sums.series("default", "pay", now - DAY_S, now + 1)
     first = (now - DAY_S) // QUARTER_S * QUARTER_S
-    for start in range(first, now + 1, QUARTER_S):
-        one = sums.between("default", "pay", start, start + QUARTER_S)
+    assert [start for start, _ in found] == list(range(first, now + 1, QUARTER_S))
+    for start, one in found:
         assert one.sent == sum(start <= end < start + QUARTER_S for end in ended)
         assert one.done + one.throttled == one.sent
     assert ever() == counted("pay")
+
+
+def test_a_share_of_buckets_is_within_a_bound() -> None:
+    buckets = sums.new_buckets()
+    assert sums.share_within(buckets, 0.5) is None
+    buckets[bucket(0.2)], buckets[bucket(20)], buckets[-1] = 90, 8, 2
+    assert [sums.share_within(buckets, share) for share in (0.5, 0.9, 0.95, 0.99)] == [
+        0.25, 0.25, 30.0, float("inf"),
+    ]  # fmt: skip
 
 
 def test_adding_up_takes_as_many_statements_for_many_rules(
