@@ -9,6 +9,7 @@ from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.core.management.base import CommandParser
 from django.db import connections, transaction
+from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import QuerySet
 
@@ -64,6 +65,8 @@ class Command(CallQueueCommand):
         for line in what:
             self.say(f"  {line}")
         self.say('then take "callqueue" out of your project, by hand: docs/how-to/upgrade.md')
+        for place in _left_by_hand():
+            self.say(f"  {place}")
         if not options["yes"]:
             if is_refused:
                 self.say(f"{unfinished}: --yes refuses, unless with --force")
@@ -112,6 +115,24 @@ def _grants() -> list[Any]:
     users = getattr(get_user_model(), "user_permissions", None)
     group = apps.get_model("auth", "Group")
     return [one.through for one in (group.permissions, users) if one is not None]
+
+
+def _left_by_hand() -> list[str]:
+    """The host's models and old migrations that name callqueue: their owner must change them."""
+    models = [
+        f"the model {field.model._meta.label}: its field {field.name}"
+        for model in apps.get_app_config("callqueue").get_models()
+        for field in (relation.field for relation in model._meta.related_objects)
+        if field.model._meta.app_label != "callqueue"
+    ]
+    known = MigrationLoader(None, ignore_no_migrations=True).disk_migrations
+    migrations = [
+        f"the migration {app}.{name}: its dependency on callqueue, and its fields that point at it"
+        for (app, name), found in known.items()
+        if app != "callqueue"
+        if any(node[0] == "callqueue" for node in (*found.dependencies, *found.run_before))
+    ]
+    return sorted(models) + sorted(migrations)
 
 
 def _tables() -> list[str]:

@@ -16,6 +16,7 @@ from django_celery_beat.models import PeriodicTask
 
 from callqueue import states
 from callqueue.apps import refuse_to_take_others_along
+from callqueue.management.commands import callqueue_uninstall
 from callqueue.models import CallQueue
 from tests.db.commands import run
 
@@ -70,6 +71,25 @@ def test_rows_of_others_that_point_at_calls_stay_with_all_values(
     finally:
         with connection.cursor() as cursor:
             cursor.execute("DROP TABLE shop_order")
+
+
+def test_it_names_the_old_migrations_that_their_owner_is_to_change(
+    uninstalled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, others = [("callqueue", "0001_initial")], [("auth", "0001_initial")]
+    found = {
+        ("callqueue", "0001_initial"): SimpleNamespace(dependencies=others, run_before=[]),
+        ("crm", "0003_late"): SimpleNamespace(dependencies=others, run_before=ours),
+        ("shop", "0001_initial"): SimpleNamespace(dependencies=[*others, *ours], run_before=[]),
+        ("shop", "0002_more"): SimpleNamespace(dependencies=others, run_before=[]),
+    }
+    loaded = SimpleNamespace(disk_migrations=found)
+    monkeypatch.setattr(callqueue_uninstall, "MigrationLoader", lambda *_, **__: loaded)
+    named = [line.split(":")[0].strip() for line in run("uninstall").out.splitlines()]
+    assert [line for line in named if line.startswith("the migration")] == [
+        "the migration crm.0003_late",
+        "the migration shop.0001_initial",
+    ]
 
 
 def test_migrate_to_zero_takes_no_app_along() -> None:
