@@ -30,7 +30,7 @@ from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
 from callqueue.limits.budgets import Book
-from callqueue.look.alive import BEAT, STEADY
+from callqueue.look.alive import BEAT, RUN, STEADY
 from callqueue.maintenance import recovery
 
 SHORT = 0.01  # seconds: a shorter wait is not worth being woken from
@@ -147,6 +147,8 @@ class Dispenser:
         # not all of it was published as the settings put others in their place
         self._former: list[RuleGroup] = []
         self.membership = Membership(using, self.name, settings)
+        if (maker is None or maker.kind != RUN) and publish is publisher.publish:
+            self.membership.broker = broker.address(current_app)
         self.chores = Chores(using, self.membership.heartbeat, cleans=maker is not None)
         self._listener = Listener(using)
         self._poll_at = 0.0  # when to look for calls that are ready
@@ -403,7 +405,7 @@ class Membership:
         self.party = Party(using)
         self.is_outdated = True
         self.runs = False  # it goes on running, so that its signs of life prove something
-        self.kind, self.digest = "", ""  # as DispenserState has them
+        self.kind, self.broker, self.digest = "", "", ""  # as DispenserState has them
         self._own: Book | None = None
         self._last_sign: recovery.Sign | None = None
 
@@ -439,5 +441,5 @@ class Membership:
         last = self._last_sign
         if last is not None and recovery.has_gone_back(self.using, self.name, last):
             recovery.hold_everything(self.using)
-        sign = recovery.beat(self.using, self.name, self.kind, self.digest)
+        sign = recovery.beat(self.using, self.name, self.kind, self.broker, self.digest)
         self._last_sign = sign if self.runs else None

@@ -25,6 +25,7 @@ class Sign:
     at: datetime
     kind: str = ""
     digest: str = ""
+    broker: str = ""
     is_alive: bool = False
 
     @property
@@ -38,8 +39,10 @@ def signs(using: str, reading: Reading) -> list[Sign]:
     now, moved = from_us(reading.wall), reading.moved * MICROSECOND
     rows = tables.dispensers(using).order_by("-seen_at")
     found = [
-        Sign(name, seen_at + moved, kind, digest, _is_alive(seen_at + moved, kind, digest, now))
-        for name, seen_at, kind, digest in rows.values_list("name", "seen_at", "kind", "digest")
+        Sign(name, at + moved, kind, digest, broker, _is_alive(at + moved, kind, digest, now))
+        for name, at, kind, digest, broker in rows.values_list(
+            "name", "seen_at", "kind", "digest", "broker"
+        )
     ]
     if not any(one.is_alive and one.kind not in (BEAT, RUN) for one in found):
         return found

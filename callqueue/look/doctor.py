@@ -5,6 +5,7 @@ so does an examination that fails.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from callqueue.texts import in_one_line, page
 ASKED_S = 2.0  # that the workers have to answer
 BROKER_ANSWERS_S = 3.0
 REDIS = ("redis", "rediss", "sentinel")
+VISIBILITY_S = 3600.0  # Celery's default for Redis
 SKEW_S = 2.0  # that two clocks may differ; what lies further ahead lies in the future
 OVERDUE = timedelta(days=2)  # that calls may be past their retention, where cleanup runs daily
 NEWEST = 1000  # calls whose callbacks are looked at
@@ -179,6 +181,25 @@ def _broker(facts: Facts) -> str:
     return f"{the_broker.address(_celery_app())} answers"
 
 
+def _visibility_timeout(facts: Facts) -> str:
+    """Redis does not hand a message out again while its attempts may still be at work."""
+    app, config = _celery_app(), conf.current()
+    if facts.runs_alone or _is_eager() or the_broker.transport(app) not in REDIS:
+        return "this kind of broker has none"
+    options = app.conf.broker_transport_options or {}
+    timeout = float(options.get("visibility_timeout", VISIBILITY_S))
+    slowest = max(rule.total_timeout for rule in config.rules.values())
+    longest = config.release_lease + config.grace + slowest
+    if timeout < longest:
+        enough = json.dumps({"visibility_timeout": round(longest) + 60})
+        raise Wrong(
+            f"Redis hands messages out again after {timeout:g} s, "
+            f"and an attempt may take {longest:g} s",
+            f"set CELERY_BROKER_TRANSPORT_OPTIONS = {enough}",
+        )
+    return f"{timeout:g} s, and no attempt takes longer than {longest:g} s"
+
+
 def _database(facts: Facts) -> str:
     if refusal := database_refusal(facts.using):
         raise Wrong(refusal, f"start the database server, or correct DATABASES[{facts.using!r}]")
@@ -285,6 +306,18 @@ def _agreement(facts: Facts) -> str:
     return "all dispensers have these limits"
 
 
+def _one_broker(facts: Facts) -> str:
+    here = the_broker.address(_celery_app())
+    others = [one for one in facts.look.dispensers if one.broker not in ("", here)]
+    if here and others:
+        said = ", ".join(f"{one.name} publishes to {one.broker}" for one in others)
+        raise Wrong(
+            f"{said}; here it is {here}",
+            "give all processes one CELERY_BROKER_URL, written alike, and restart them",
+        )
+    return "every dispenser publishes to the broker of this process"
+
+
 def _workers(facts: Facts) -> str:
     if facts.runs_alone:
         return RUNS
@@ -344,6 +377,7 @@ ALL: dict[str, Examination] = {
     "settings": _settings,
     "broker": _broker,
     "database": _database,
+    "visibility timeout": _visibility_timeout,
     "migrations": _migrations,
     "clock": _clock,
     "dispenser": _dispenser,
@@ -351,6 +385,7 @@ ALL: dict[str, Examination] = {
     "schedule": _schedule,
     "calls": _calls,
     "workers": _workers,
+    "one broker": _one_broker,
     "ledger": _ledger,
 }
 

@@ -149,15 +149,15 @@ class Sign:
     moved: int = 0  # how far the ledger was
 
 
-def beat(using: str, name: str, kind: str = "", digest: str = "") -> Sign | None:
-    """Give a dispenser's sign of life (`kind`, `digest`: see DispenserState). None where
+def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = "") -> Sign | None:
+    """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState). None where
     it proves nothing later: the clock that it goes by has jumped, and nobody has followed yet.
     """
     reading = ledger_time.read(using)
     has_jumped = ledger_time.watch(using).credited(reading) is None
     now = from_us(reading.at)
     rows = tables.dispensers(using)
-    said = {"seen_at": now, "kind": kind, "digest": digest}
+    said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}
     if not rows.filter(pk=name).update(**said):
         row = tables.DispenserState(name=name, started_at=now, **said)
         rows.bulk_create([row], ignore_conflicts=True)

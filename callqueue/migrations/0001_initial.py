@@ -84,6 +84,10 @@ class Migration(migrations.Migration):
                     models.CharField(db_default="", default="", editable=False, max_length=16),
                 ),
                 (
+                    "broker",
+                    models.CharField(db_default="", default="", editable=False, max_length=255),
+                ),
+                (
                     "digest",
                     models.CharField(db_default="", default="", editable=False, max_length=16),
                 ),

@@ -192,6 +192,8 @@ class DispenserState(models.Model):
     # process of a worker, while it has time for that, and while it computes. "beat": beat's task,
     # in a worker. "run": it makes all its calls itself. Empty: any other.
     kind = models.CharField(max_length=16, default="", db_default="", editable=False)
+    # Where it publishes to, without user and password; empty where it makes calls itself.
+    broker = models.CharField(max_length=255, default="", db_default="", editable=False)
     # Of its opinion on the limits; empty once it has ended.
     digest = models.CharField(max_length=16, default="", db_default="", editable=False)
 

@@ -101,7 +101,7 @@ def test_where_callqueue_run_makes_all_calls_no_broker_is_missed(
     send("r", callback="tests.echo")
     assert not found("broker").ok
     recovery.beat("default", "host:1", "run", digest="ab")
-    for name in ("settings", "broker", "workers", "schedule"):
+    for name in ("settings", "broker", "visibility timeout", "workers", "one broker", "schedule"):
         assert found(name).ok, found(name)
     assert found("workers").detail == found("broker").detail == doctor.RUNS
     assert found("dispenser").detail == "running: host:1 (callqueue_run)"
@@ -218,7 +218,9 @@ def test_a_package_that_the_broker_needs_is_named(
         assert_wrong(found("broker"), f"the package {package} is not", todo)
     monkeypatch.setattr("kombu.connection.get_transport_cls", fails)  # as a connection is made
     Dispenser(name="host:1").run_once()  # waits for it as for a broker that is away
+    assert found("one broker", NOBODY).ok
     assert_wrong(found("broker"), f"the package {package} is not", todo)
+    assert "3600 s" in found("visibility timeout").detail
 
 
 def test_clocks_that_disagree_and_a_standby_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,12 +276,20 @@ ADDRESSES = {
 }
 
 
-def test_the_broker_is_named_without_user_and_password(
+def test_a_dispenser_that_publishes_elsewhere_is_named_without_user_and_password(
     celery: Callable[..., None],
 ) -> None:
     for url, place in ADDRESSES.items():
         celery(broker_url=url, broker_write_url=url)
         assert broker.address(app) == place
+    celery(broker_url="redis://:hidden@127.0.0.1:1/5", broker_write_url=None)
+    Dispenser(name="host:1").run_once()
+    assert found("one broker", NOBODY).ok
+    celery(broker_url="redis://127.0.0.1:1/6")
+    wrong = "host:1 publishes to redis://127.0.0.1:1/5; here it is"
+    assert_wrong(found("one broker", NOBODY), wrong, "one CELERY_BROKER_URL")
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(minutes=3))
+    assert found("one broker", NOBODY).ok
 
 
 def test_what_the_system_checks_say_is_told_and_only_errors_are_wrong(
@@ -300,7 +310,7 @@ def test_what_the_system_checks_say_is_told_and_only_errors_are_wrong(
     assert_wrong(found("settings"), "did you mean 'RULES'", "correct the settings")
 
 
-def test_a_broker_that_is_away_or_may_drop_messages_is_told(
+def test_a_broker_that_is_away_or_may_drop_or_repeat_messages_is_told(
     celery: Callable[..., None],
 ) -> None:
     celery(broker_url="amqp://guest@127.0.0.1:1//", broker_transport_options={})
@@ -308,6 +318,12 @@ def test_a_broker_that_is_away_or_may_drop_messages_is_told(
     assert_wrong(found("settings"), "may drop a message", '{"confirm_publish": True}')
     celery(broker_transport_options={"confirm_publish": True})
     assert found("settings").ok
+    celery(broker_url="redis://127.0.0.1:1", broker_transport_options={"visibility_timeout": 100})
+    assert found("settings").ok
+    wrong = "again after 100 s, and an attempt may take 390 s"
+    assert_wrong(found("visibility timeout"), wrong, '"visibility_timeout": 450')
+    celery(broker_transport_options={"visibility_timeout": 450})
+    assert found("visibility timeout").ok
 
 
 def test_calls_that_no_worker_begins_or_whose_rule_is_gone_are_told(rules: Rules) -> None:
