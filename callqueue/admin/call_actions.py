@@ -30,6 +30,8 @@ from callqueue.models import CallQueue
 from callqueue.states import MADE_PERHAPS, Move
 
 LISTED = 30  # rules and statuses that the page names
+LOOKED_AT = 1000  # calls whose reasons are looked at
+NAMED = 5  # of these that the page names
 WORKS_S = 10.0  # seconds that one request works; servers give up a request after 30
 REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
 
@@ -132,6 +134,8 @@ class CallActions(OwnAdmin):
             "others": max(0, len(counts) - LISTED),
             "shown": words.count(able),
             "chosen": self._chosen(request, form),
+            "about": _common_errors(picked),
+            "looked_at": words.count(LOOKED_AT),
             "has_unknown": action == REQUEUE and states.UNKNOWN in found,
             "has_done": action == REQUEUE and states.DONE in found,
             "has_safe": risky and found - {*MADE_PERHAPS},
@@ -187,6 +191,13 @@ def _newest(using: str) -> int:
 def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
     counted = calls.order_by().values_list("rule", "status").annotate(Count("pk"))
     return Counter({(rule, status): count for rule, status, count in counted})
+
+
+def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
+    failed = calls.exclude(error_message="")
+    some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
+    pairs = Counter((rule, errors.shown(why)) for rule, why in some)
+    return [(rule, why, words.count(count)) for (rule, why), count in pairs.most_common(NAMED)]
 
 
 def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:

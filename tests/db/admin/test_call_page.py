@@ -185,15 +185,21 @@ def test_when_the_last_is_done_is_said_for_all_rules_together(rules: Rules, root
 
 
 @pytest.mark.parametrize("action", ["requeue_calls", "cancel_calls"])
-def test_the_page_that_asks_names_rule_and_filter(rules: Rules, root: Client, action: str) -> None:
+def test_the_page_that_asks_names_filter_rule_and_reason(
+    rules: Rules, root: Client, action: str
+) -> None:
     rules(pay=Rule(), ship=Rule())
     status = {"requeue_calls": Status.FAILED, "cancel_calls": Status.ERROR}[action]
-    for _ in range(3):
-        ended(status, rule="pay")
-    call = ended(status, rule="ship")
+    for number in range(3):
+        ended(status, rule="pay", error_message=f"HTTP 402: card 1000{number} declined")
+    call = ended(status, rule="ship", error_message="HTTP 503 password=h1dd3n")
     shown = ask(root, action, *CallQueue.objects.all())
-    assert shown.context["counts"] == [("pay", status.label, "3"), ("ship", status.label, "1")]
+    assert shown.context["about"] == [
+        ("pay", "HTTP 402: card … declined", "3"),
+        ("ship", "HTTP 503 password=[redacted]", "1"),
+    ]
     assert "All that the list shows" not in text_of(shown)
+    assert "Why they failed" not in text_of(ask(root, "cancel_calls", send("pay")))
     data = {"action": action, "_selected_action": [call.pk], "select_across": "1"}
     query = f"?rule__exact=pay&status__exact={status.value}"
     shown = root.post(reverse(CHANGELIST) + query, data)
