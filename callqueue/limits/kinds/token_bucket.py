@@ -84,7 +84,11 @@ class TokenBucket(RateLimit):
         return replace(super().times(count), burst=self.burst * count)
 
     def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
-        filled = (amount - meter.free) * self.period_us / self.n / SECOND
+        each = self.period_us / self.n / SECOND
+        # the next token is there sooner than that, or later where some are owed
+        at = meter.free_at(meter.free + 1)
+        first = each if at is None else (at - now) / SECOND
+        filled = max(0.0, first + (amount - meter.free - 1) * each)
         return max(filled, amount / self.burst * latency)
 
     def last_period(

@@ -36,7 +36,8 @@ def drawn(chance: random.Random, least: int = 1) -> Limit:
         return SlidingWindow(f"{least - 1 + chance.randint(1, 60)}/{period}s", per=per)
     if kind == "b":
         burst = least + chance.randint(1, 50)
-        return TokenBucket(f"{chance.randint(1, 50)}/s", burst=burst, per=per)
+        period = chance.choice(["s", "s", "10s", "m"])
+        return TokenBucket(f"{chance.randint(1, 50)}/{period}", burst=burst, per=per)
     if kind == "f":
         return FixedWindow(f"{chance.randint(5, 500)}/{chance.choice('mh')}", per=per)
     return Concurrency(least - 1 + chance.randint(1, 20), per=per)
@@ -44,8 +45,11 @@ def drawn(chance: random.Random, least: int = 1) -> Limit:
 
 def used(limit: Limit, chance: random.Random) -> Usage:
     """What has been used of a limit, or nothing."""
-    if chance.random() < 0.5 or limit.keeps_level or limit.counts_in_flight or limit.is_keyed:
+    if chance.random() < 0.5 or limit.counts_in_flight or limit.is_keyed:
         return idle(limit, LATER)
+    if limit.keeps_level:
+        level = chance.randint(-limit.capacity, limit.capacity) * limit.period_us
+        return Usage(level=level + chance.randrange(limit.period_us), since=LATER)
     count = chance.randint(0, min(limit.capacity, 60))
     ages = sorted(LATER - chance.randint(0, limit.window_us - 1) for _ in range(count))
     horizon = limit.horizon(LATER)
@@ -101,6 +105,15 @@ def test_what_is_charged_already_is_waited_for() -> None:
     assert drained(Concurrency(4), 100, latency=0.5) == pytest.approx(12)
     years = drained(FixedWindow("1/d"), 10_000_000)
     assert years == pytest.approx(10_000_000 * 86400, rel=0.001)
+
+
+@pytest.mark.parametrize(("tokens", "wait"), [(0.7, 18), (0, 60), (-1.5, 150), (2.75, 15)])
+def test_what_a_bucket_holds_of_its_next_token_is_not_waited_for(tokens: float, wait: int) -> None:
+    limit = TokenBucket("1/m", burst=5)
+    held = Usage(level=round(tokens * limit.period_us), since=NOON)
+    waiting = max(0, int(tokens)) + 1
+    assert drained(limit, waiting, held) == pytest.approx(wait)
+    assert drained(limit, waiting + 10, held) == pytest.approx(wait + 600)
 
 
 def test_values_take_turns() -> None:
