@@ -71,7 +71,7 @@ def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | s
     try:
         key = _key(asked["key"])
         if text := check_key(key):
-            waiting = waiting.filter(key=text)
+            waiting = waiting.filter(control.paused_with(text))
         is_endless = asked["how"] == "resumed"
         length = None if is_endless else parse_duration(asked["for"]).total_seconds()
         if is_confirmed:

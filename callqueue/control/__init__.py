@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from django.db.models import Q
+
 from callqueue import conf, events, tables, texts
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.ledger_time import LedgerNow
+from callqueue.limits.budgets import key_parts
 from callqueue.limits.durations import LONGEST
 from callqueue.sending.validation import check_key
 
@@ -21,23 +24,38 @@ def pause(
     seconds: float | None = None,
     reason: str = "",
 ) -> None:
-    """Hold a rule, or one key of it, for `seconds`, or until it is resumed. It replaces an earlier
-    pause, and no moment is without one. InvalidCall where the pause would be over at once.
+    """Hold a rule, or one key of it, for `seconds`, or until it is resumed; a key of one name is
+    all keys that have it. It replaces an earlier pause, and no moment is without one.
+    InvalidCall where the pause would be over at once.
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
     if seconds is not None and not 0 < seconds <= LONGEST.total_seconds():
         raise InvalidCall("for", "must be longer than 0 seconds, and ten years at most")
+    per, value = _only_name(text) or ("key" if text else "rule", text)
     holds.lay(
         using,
         [rule],
-        "key" if text else "rule",
-        text,
+        per,
+        value,
         None if seconds is None else timedelta(seconds=seconds),
         reason or "paused by an operator",
         source="operator",
         replace=True,
     )
+
+
+def paused_with(key: str) -> Q:
+    """The condition of the calls that a pause of this key holds, which is as `check_key` has it."""
+    whole = Q(key=key)
+    return whole | Q(key__startswith="{", key__contains=key[1:-1]) if _only_name(key) else whole
+
+
+def _only_name(key: str) -> tuple[str, str] | None:
+    """The name and value of a key that has no other; None too where no hold can be per that."""
+    parts = key_parts(key)
+    name = next(iter(parts), "")
+    return (name, parts[name]) if len(parts) == 1 and name not in ("rule", "queue") else None
 
 
 def resume(

@@ -169,7 +169,8 @@ class Watch:
         self.narrowed = ClockEstimate()
         self.steady_from: Us | None = None
         self._suspicious = False
-        self._late_since: Mono | None = None  # when it found that others had set ledger time back
+        # since when it finds that others have set ledger time back, by how much, when it did last
+        self._late: tuple[Mono, int, Mono] | None = None
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
@@ -182,7 +183,7 @@ class Watch:
             self._suspicious = suspicious
             with self._keeping:
                 if not self._suspicious:
-                    self._late_since = None
+                    self._late = None
                     self._keep(reading)
             return jump
 
@@ -281,7 +282,7 @@ class Watch:
                 jump = Jump.between(last, reading, by)
                 reading = set_back(self.using, reading, by)
                 if by == AGREED:
-                    if self._has_been_late(reading):
+                    if self._has_been_late():
                         _end_charges(self.using, from_us(reading.at))
                     _shorten_what_is_ahead(self.using, reading)
                 else:
@@ -311,13 +312,15 @@ class Watch:
             return 0
         if by >= 0:
             return by
-        if self._late_since is None:
-            self._late_since = reading.before
-        return AGREED if by >= -MISSED or self._has_been_late(reading) else None
+        since, late_by, at = self._late or (reading.before, by, reading.before)
+        if reading.before - at > SETTLED or abs(by - late_by) > clocks.TOLERANCE:
+            since = reading.before  # meanwhile it was not, or by something else
+        self._late = since, by, reading.before
+        return AGREED if by >= -MISSED or self._has_been_late() else None
 
-    def _has_been_late(self, reading: Reading) -> bool:
+    def _has_been_late(self) -> bool:
         """Whether ledger time was late for so long that all who run have seen it."""
-        return self._late_since is not None and reading.before - self._late_since > SETTLED
+        return self._late is not None and self._late[2] - self._late[0] > SETTLED
 
     def _keep(self, reading: Reading) -> Reading:
         if self.last is not None and self.last.moved != reading.moved:

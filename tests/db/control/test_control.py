@@ -15,6 +15,7 @@ from callqueue.exceptions import InvalidCall
 from callqueue.ledger import holds, ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallQueue, Hold
+from callqueue.sending.validation import check_key
 from tests.db.commands import run
 from tests.support.behaviour import release, send
 from tests.support.history import ended, failing, statuses
@@ -56,6 +57,21 @@ def test_a_key_of_several_names_is_paused_as_a_whole(name: str) -> None:
     assert control.resume("default", "r", key={name: "A", "part": "Y"}) == 0
     assert control.resume("default", "r", key={name: "A", "part": "X"}) == 1
     assert release() == [held]
+
+
+@pytest.mark.parametrize("name", ["workspace", "key", "rule"])
+def test_a_key_of_one_name_is_paused_whatever_other_names_it_has(name: str) -> None:
+    """An operator who paused a workspace was told that it was, and its calls went on."""
+    held = send("r", key={name: "T1"})
+    more = send("r", key={name: "T1", "channel": "C9"})
+    free = [send("r", key={name: "T2", "channel": "C9"}), send("r", key="T2"), send("r")]
+    told = CallQueue.objects.filter(control.paused_with(check_key({name: "T1"})))
+    assert set(told) == ({held} if name == "rule" else {held, more})
+    assert run("pause", "r", "--key", f'{{"{name}": "T1"}}').code == 0
+    no_limit_is_per_it = [more] if name == "rule" else []
+    assert set(release()) == {*free, *no_limit_is_per_it}
+    assert run("resume", "r", "--key", f'{{"{name}": "T1"}}').code == 0
+    assert held in release()
 
 
 @pytest.mark.parametrize("key", [{"channel": "C9"}, {"workspace": "T1", "channel": "C9"}])

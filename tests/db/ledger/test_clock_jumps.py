@@ -491,6 +491,31 @@ def test_a_clock_that_is_set_back_and_forward_before_all_have_looked_ends_no_cha
     assert released(two_clocks) == 20
 
 
+def test_who_was_frozen_while_it_found_the_clock_set_back_gives_others_the_time_to_see_it_again(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """What it found was put right meanwhile; and the clock was set back once more just before it
+    woke, and forward just after.
+    """
+    look_twice_a_second(two_clocks, others, 2, "dispenser", "worker")
+    others.be("dispenser").settle()
+    others.be("worker").settle()
+    used_up(two_clocks)
+    for back in (-50, -3600):
+        others.be("newcomer").look()
+        look_twice_a_second(two_clocks, others, 1, "dispenser")
+        others.be("newcomer").settle()
+        others.watches.pop("newcomer")
+        others.be("dispenser").look()
+        two_clocks.jump(back)
+        others.be("worker").look()
+        two_clocks.pass_by(0.1)
+        two_clocks.jump(-back)
+        others.be("dispenser").look()
+        two_clocks.pass_by(0.4)
+    assert released(two_clocks) == 0
+
+
 @pytest.fixture
 def mistaken(two_clocks: Clocks, others: Others) -> Callable[[], None]:
     """Has one that read the clock first just after it was set back, and not since, take ledger time
@@ -742,9 +767,7 @@ def test_a_key_waits_no_longer_where_ledger_time_stays_late(
     two_clocks.pass_by(1)
     others.be("newcomer").settle()
     two_clocks.jump(-3600)
-    for _ in range(2):
-        others.be("dispenser").look()
-        two_clocks.pass_by(1)
+    look_twice_a_second(two_clocks, others, 2, "dispenser")
     release("default", ["keyed"])
     two_clocks.pass_by(3.5)
     assert len(release("default", ["keyed"]).released) == 1
