@@ -331,9 +331,7 @@ def test_a_pass_whose_commit_comes_through_after_its_permit_is_charged_for_nobod
 def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, row_locks: None, end: str
 ) -> None:
-    """It inserts the permit's row while another pass has the rules. A row that comes late would be
-    charged, though nobody would begin it.
-    """
+    """A row that comes late would be charged, though nobody would begin it."""
     rules(r=Rule(limits=[SlidingWindow("9/h")]))
     one, late = Waiter(Options("r").wanted()), list[Any]()
     inserted, commits = one._insert, pytest.MonkeyPatch()

@@ -1,6 +1,4 @@
-"""The dispenser's loop: what it notices, whom it waits for, and what it finds when the database was
-away.
-"""
+"""The dispenser's loop: what it notices, whom it waits for, and a database that was away."""
 
 from __future__ import annotations
 
@@ -72,10 +70,7 @@ def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(
 def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
     rules: Rules, transactional_db: None
 ) -> None:
-    """In a backup from before a rule was added its row is missing; without it nothing of the rule
-    could be released. With the row that says how far the ledger was moved, ledger time is what it
-    was within a second.
-    """
+    """As in a backup from before a rule was added: nothing of the rule could be released."""
     rules(default=Rule(limits=[WIDE]))
     dispenser = Dispenser(publish=lambda using, messages: True)
     dispenser.run(seconds=0.05)
@@ -228,9 +223,7 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
 def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, is_made_here: bool
 ) -> None:
-    """What is perhaps committed, and nobody makes: its lease would end, and a call that nobody has
-    sent would be unknown. And what the broker refused while the database was away.
-    """
+    """Its lease would end, and a call that nobody has sent would be unknown."""
     rules(r=Rule(limits=[WIDE]), other=Rule())
     dispenser = Dispenser(publish=lambda *_: True)
     dispenser.tick()
@@ -261,9 +254,7 @@ def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
 def test_a_message_lasts_as_long_as_its_release_by_the_brokers_own_clock(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`expires` would be compared with the clock of a worker, which may be ten minutes off: it
-    would drop all or nothing.
-    """
+    """`expires` is compared with the worker's clock: one that is off drops all or nothing."""
     rules({"LEASE": {"RELEASE": 2, "GRACE": 30}}, r=Rule())
     sent = Mock()
     monkeypatch.setattr(tasks.make_api_call, "apply_async", sent)

@@ -47,9 +47,7 @@ def test_deleting_a_call_makes_no_room(rules: Rules) -> None:
 
 
 def test_higher_priority_first_then_the_order_of_being_due(rules: Rules) -> None:
-    """What is not due yet waits, and keeps nobody back; what other code made goes too, and what it
-    cancelled or deleted does not.
-    """
+    """What is not due keeps nobody back; what other code made goes, what it ended does not."""
     rules(r=Rule(limits=[SlidingWindow("4/m")]))
     later = send("r", priority=9, not_before=timezone.now() + timedelta(hours=1))
     low, high, middle = send("r"), send("r", priority=9), send("r", priority=5)

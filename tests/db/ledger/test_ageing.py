@@ -127,9 +127,7 @@ def test_a_database_that_is_away_is_told_later(
 def test_what_only_tallied_limits_count_is_not_told_of(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They ask for the answer: telling would be for nothing. Which those are, and what is slow, is
-    asked of what is in force, and not of this process's own settings.
-    """
+    """Telling would be for nothing. It goes by what is in force, not by its own settings."""
     monkeypatch.setattr(settings, "LATELY", 0.0)
     assert released(rules, Rule(limits=[SlidingWindow("5000/m")]), calls=2) == 2
     jobs = under_way(ago=11)
@@ -174,9 +172,7 @@ def test_keys_that_wait_for_room_are_woken_by_what_was_told_of(rules: Rules) -> 
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_a_dispenser_that_waits_for_an_answer_goes_on_when_the_ledger_is_told(
-    rules: Rules,
-) -> None:
+def test_a_dispenser_that_waits_for_an_answer_goes_on_when_the_ledger_is_told(rules: Rules) -> None:
     rules(r=Rule(limits=[TokenBucket("10/s", burst=1)]))
     for _ in range(2):
         send("r")

@@ -1,6 +1,4 @@
-"""The database's clock jumps: never over the limit, no stall longer than a window, and no dearer where
-the ledger counts more.
-"""
+"""The clock jumps: never over the limit, no stall longer than a window, and no dearer."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ def at_command(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 
 def released(two_clocks: Clocks) -> int:
-    """What the next passes release within a tenth of a second: a pass that finds the clock jumped
-    looks again.
-    """
+    """What passes release in a tenth of a second: one that finds a jump looks again."""
     count = 0
     for _ in range(5):
         count += len(release("default", ["r"]).released)
@@ -147,9 +143,7 @@ def rates_in_force() -> set[str]:
 def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after_it(
     two_clocks: Clocks, who: str
 ) -> None:
-    """Its limit was taken for that of one that is long dead, and the laxer one of two held: by whom
-    the clock jumped while it began, too.
-    """
+    """It was taken for long dead, and the laxer limit held: by one that begins just then, too."""
     settings.Party("default").join(STRICT)
     others = ledger_time.watch("default")
     others.look()
@@ -168,9 +162,7 @@ def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after
 def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
     two_clocks: Clocks, begins: bool
 ) -> None:
-    """Two days are longer than the silent are remembered. Forgotten by one that begins and cannot
-    know of the jump, a dispenser would hold no opinion until its next sign of life.
-    """
+    """Two days: longer than the silent are remembered."""
     stays = Membership("default", "stays", lambda: STRICT)
     goes = settings.Party("default")
     stays.follow_settings()
@@ -189,9 +181,7 @@ def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
 def test_a_sign_of_life_by_a_clock_that_was_set_and_set_back_holds_nothing(
     two_clocks: Clocks,
 ) -> None:
-    """Its row was put right when others followed, and the ledger lies where it lay before: as if a
-    backup had been restored that does not know it.
-    """
+    """Its row was put right with the jump, and the ledger lies where it lay before."""
     own = conf.current().book
     one = Membership("default", "me", lambda: own)
     one.runs = True
@@ -234,9 +224,7 @@ def test_a_jump_makes_no_room_and_stalls_no_longer_than_a_window(
 def test_what_is_to_come_comes_as_soon_as_it_was_to_and_what_is_over_is_over(
     two_clocks: Clocks, jump: int
 ) -> None:
-    """The waits of the app's own are as long as ever, and no longer where the clock is set back, not
-    of those either that were over by then; an appointment that somebody made stays.
-    """
+    """The app's own waits get no longer where the clock is set back; an appointment stays."""
     assert released(two_clocks) == 20
     begun, wall = two_clocks.mono, two_clocks.wall
     retry, later, dead, kept, was_due, was_dead = CallQueue.objects.new().order_by("pk")[:6]
@@ -279,9 +267,7 @@ def test_what_is_to_come_comes_as_soon_as_it_was_to_and_what_is_over_is_over(
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writes at a time")
 def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Clocks) -> None:
-    """Nobody waits for an application's transaction with the ledger's row in hand, nor for a pass
-    that is frozen, and has its rule's row.
-    """
+    """Nor is a frozen pass, with the ledger's row in hand."""
     first, second = CallQueue.objects.order_by("pk")[:2]
     due = two_clocks.wall + timedelta(seconds=10)
     CallQueue.objects.filter(pk__lte=second.pk).update(
@@ -347,9 +333,7 @@ def test_what_ended_a_little_later_than_it_is_has_ended_now_and_was_sent_when_it
 def test_a_begin_that_finds_nothing_to_begin_reads_the_clock_between_two_instants_of_its_own(
     monkeypatch: pytest.MonkeyPatch, transactional_db: None
 ) -> None:
-    """It waits for later slots by what it read: had it read later than it thinks, they would go
-    early.
-    """
+    """It waits for later slots by what it read: had it read later, they would go early."""
     read_at: list[float] = []
     rows = database.rows
     monkeypatch.setattr(ledger_time, "_watches", {})
@@ -409,10 +393,7 @@ def used_up(two_clocks: Clocks) -> None:
 def test_who_missed_one_jump_of_two_deals_with_what_is_left(
     two_clocks: Clocks, others: Others, jumps: tuple[float, float], who: str
 ) -> None:
-    """The dispenser sees both, and the others neither: the sleeper knew the clock, the idler has
-    looked once, and the beginner has only begun something. Whoever meets the second first takes
-    over no more than what is left.
-    """
+    """The dispenser sees both jumps, and the others neither."""
     for _ in range(2):
         others.be("sleeper").look()
         others.be("dispenser").look()
@@ -438,9 +419,7 @@ def test_who_missed_one_jump_of_two_deals_with_what_is_left(
 def test_who_has_looked_for_a_while_goes_by_what_it_saw_though_nobody_has_agreed_since(
     two_clocks: Clocks, others: Others, forward: float
 ) -> None:
-    """Others saw the clock set back, and died before they saw it put forward again: by what they
-    say, an hour has gone by.
-    """
+    """Others saw it set back, and died: by what they say, an hour has gone by."""
     others.be("dispenser").settle()
     for _ in range(3):
         others.be("idler").look()
@@ -463,9 +442,7 @@ def test_who_has_looked_for_a_while_goes_by_what_it_saw_though_nobody_has_agreed
 def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
     two_clocks: Clocks, others: Others, slept: float, jump: float
 ) -> None:
-    """It was frozen, or nobody has heard of it yet, so that they did not wait for it: were ledger
-    time put forward for its sake, what they have made would count no more.
-    """
+    """Were ledger time put forward for its sake, what they have made would count no more."""
     others.be("sleeper").look()
     two_clocks.pass_by(1)
     others.be("sleeper").look()
@@ -486,9 +463,7 @@ def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
 def test_who_came_before_others_dealt_with_a_jump_takes_over_what_they_say_of_it(
     two_clocks: Clocks, others: Others
 ) -> None:
-    """However the clock was set back meanwhile: what it read first was in no frame. Were ledger time
-    set back to that, holds and open attempts would stay for a day.
-    """
+    """What it read first was in no frame: set back to that, holds would stay for a day."""
     for _ in range(2):
         others.be("dispenser").look()
         two_clocks.pass_by(1)
@@ -549,9 +524,7 @@ def just_before(
 def test_a_clock_set_back_while_one_agrees_puts_nothing_in_the_future(
     two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
-    """A dispenser sees that and puts ledger time right: what had ended by the wrong time meanwhile
-    would count no more, and a hold would be over.
-    """
+    """What had ended by the wrong time would count no more, and a hold would be over."""
     two_clocks.pass_by(1)
     others.be("dispenser").settle()
     used_up(two_clocks)
@@ -662,9 +635,7 @@ def test_who_is_new_waits_from_when_its_first_look_has_ended(
 def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
     two_clocks: Clocks, others: Others, drift: float, jump: float
 ) -> None:
-    """So long apart, two clocks may differ by as much as a small jump, and by a part of a large
-    one.
-    """
+    """So long apart, two clocks may differ by as much as a small jump, or part of a large one."""
     others.be("newcomer").look()
     two_clocks.pass_by(3600)
     two_clocks.jump(drift)
@@ -703,10 +674,7 @@ def test_who_was_frozen_before_its_pass_counts_as_new_and_releases_nothing_yet(
 def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker's machine was paused for a while and cannot tell, as virtual ones are: it finds that
-    the clock has jumped, and is alone with that. Ledger time is late from then on, for all; were it
-    put forward again, what the worker has written by it would be too early.
-    """
+    """As virtual machines do. Put forward again, what it has written would be too early."""
     moved = Mock(side_effect=ledger_time.set_back)
     monkeypatch.setattr(ledger_time, "set_back", moved)
     behind = {"worker": 0.0}
@@ -739,9 +707,7 @@ def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
 
 
 def test_a_jump_that_a_slow_reading_hides_is_not_credited(two_clocks: Clocks) -> None:
-    """The clock's answer may have come at any moment of it, so the time that has surely gone by
-    counts and no more.
-    """
+    """The answer may have come at any moment of it: only the time that surely went by counts."""
     watch = ledger_time.watch("default")
     watch.look()
     last = watch.last
@@ -775,9 +741,7 @@ def test_a_cleanup_just_after_the_clock_has_jumped_deletes_nothing_that_counts(
 
 @pytest.fixture
 def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> Job:
-    """A call that a worker has begun, an hour after the last jump that was followed. The two_clocks
-    are real; a jump is a test's.
-    """
+    """A call that a worker has begun, an hour after the last jump. The clocks are real."""
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     monkeypatch.setattr(ledger_time, "_watches", {})
     ensure_states("default", ["r"])
@@ -799,9 +763,7 @@ def answered(job: Job, status: int = 200, headers: Any = None) -> Result:
 def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    """Who meets the jump first has the ledger moved before he writes; the hold is as long as the
-    answer says.
-    """
+    """Who meets the jump first moves the ledger before he writes; the hold is as long as asked."""
     before, sent = ledger_time.moved("default"), ledger_time.now("default")
     report = answered(job, 429, {"Retry-After": "30"})
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
@@ -1057,9 +1019,7 @@ def test_a_copy_that_lagged_by_a_second_has_gone_back_though_somebody_has_agreed
 def test_a_server_that_was_set_back_with_its_clock_has_gone_back(
     two_clocks: Clocks, since_beat: float, down: float
 ) -> None:
-    """A virtual machine goes on from a snapshot. The sign of life that it remembers is from just
-    before the clock jumped, as one that was given by the wrong time.
-    """
+    """A virtual machine goes on from a snapshot, of just before the clock jumped."""
     own = conf.current().book
     one, watch = Membership("default", "me", lambda: own), ledger_time.watch("default")
     one.runs = True

@@ -121,9 +121,7 @@ def test_a_key_that_waits_for_an_answer_goes_when_that_has_come(rules: Rules) ->
 
 @pytest.mark.parametrize("period", [2, 20])
 def test_a_key_goes_when_its_window_has_room_again(rules: Rules, period: int, later: Later) -> None:
-    """It waits for the limit that keeps it back and for no other, which has room: it would be
-    looked at again at once, pass after pass.
-    """
+    """It waits for the limit that keeps it back, and for no other, which has room."""
     rates = f"1/{period}s", f"5/{period}s"
     rules(r=Rule(limits=[SlidingWindow(rate, per="key") for rate in rates]))
     for key in "abab":
@@ -142,9 +140,7 @@ def test_a_key_goes_when_its_window_has_room_again(rules: Rules, period: int, la
 def test_a_key_waits_for_as_long_as_the_costly_call_that_goes_first(
     rules: Rules, window: str, behind: str
 ) -> None:
-    """What stands behind it would have room: it was looked at again at once, pass after pass, for as
-    long as the other waits. `behind` is the same call of the key, or of another that shares its limit.
-    """
+    """Else what stands behind it, of this key or another, is looked at pass after pass."""
     rules(r=Rule(limits=[SlidingWindow(f"8/{window}", per="account", unit="tokens")]))
 
     def cost(tokens: int, part: str = "a") -> None:
@@ -333,9 +329,7 @@ def test_a_call_that_somebody_has_locked_is_not_its_keys_last_and_keeps_back_no_
 
 
 def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
-    """With ten times as many blocked keys a pass makes the same statements, and reads no more
-    turns.
-    """
+    """With ten times as many, a pass makes the same statements and reads no more turns."""
     seen = {}
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
     for count in (20, 200):

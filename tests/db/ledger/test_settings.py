@@ -1,9 +1,4 @@
-"""Dispensers whose settings differ, one after the other and at once: what is in force, what is
-counted, and who is told.
-
-Dispensers are driven by hand here, each with settings of its own, as in processes of different
-releases.
-"""
+"""Dispensers whose settings differ: what is in force, what is counted, and who is told."""
 
 from __future__ import annotations
 
@@ -111,9 +106,7 @@ def moment(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_pass_that_locks_after_others_went_by_newer_settings_is_undone(
     waiting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It read the version before it had the rows: what others charged meanwhile may count in limits
-    that it does not know.
-    """
+    """What others charged meanwhile may count in limits that it does not know."""
     waiting(r=10)
     one = Process("one", r=LOOSE)
     one.joins()
@@ -294,9 +287,7 @@ TEN = [
 def test_every_kind_of_limit_counts_its_former_rules(
     rules: Rules, limit: Any, is_answered: bool, is_removed: bool, thousand: int
 ) -> None:
-    """Seven of ten were used by b. It goes on without the limit, or is gone: a gets three, and more
-    when the seven have left.
-    """
+    """Seven of ten were used by b, which is without the limit now: a gets three."""
     if limit.capacity > 10:
         limit = SlidingWindow(f"{2 * thousand + 10}/d", name="n")
     rules(a=Rule(), b=Rule())

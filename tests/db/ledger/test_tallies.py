@@ -1,6 +1,4 @@
-"""Budgets with long windows: what is kept of them is what counting anew would give, whatever
-happens in between.
-"""
+"""Budgets with long windows: what is kept is what counting anew would give."""
 
 from __future__ import annotations
 
@@ -105,9 +103,7 @@ def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_rele
 def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
     rules: Rules, later: Later
 ) -> None:
-    """While they were linked nothing of the limited rule was released; but what left its window was
-    told to its tallies.
-    """
+    """What left the window while they were linked was told to its tallies."""
     link, hourly = SlidingWindow("100000/h", name="link"), SlidingWindow("10/h", per="key")
     apart = {"a": Rule(), "b": Rule(limits=[hourly])}
     rules(**apart)
@@ -278,9 +274,7 @@ def judge(limit: Limit) -> None:
 def test_passes_read_no_more_rows_however_many_attempts_the_window_has(
     rules: Rules, limit: Limit
 ) -> None:
-    """With 20 times the attempts and the values in the window. Nor does the rule's row remember
-    more.
-    """
+    """With 20 times the attempts and values. Nor does the rule's row remember more."""
     rules(r=Rule(limits=[limit]))
     tokens, read, kept = {"calls": 1, "tokens": 5}, {}, {}
     for size in (200, 4_000):
@@ -383,9 +377,7 @@ def test_room_of_what_was_not_sent_is_there_at_once_under_an_operators_rate(
 def test_what_is_under_way_while_a_limit_becomes_tallied_or_is_not_any_more_is_counted_whole(
     rules: Rules, rates: tuple[str | None, ...], settled: int
 ) -> None:
-    """Passes are made in between, or not: a tally is made with calls open, and with corrections
-    that nobody has taken.
-    """
+    """A tally is made with calls open, and with corrections that nobody has taken."""
     for passes in (True, False):
         CallAttempt.objects.all().delete()
         rules(r=Rule(limits=[UNTALLIED]))

@@ -51,9 +51,7 @@ def _provider(rules: Rules) -> None:
 def unknown(rule: str = "r", **options: Any) -> CallQueue:
     call = send(rule, **options)
     CallQueue.objects.filter(pk=call.pk).update(
-        status=states.UNKNOWN,
-        finished_at_dt=database.clock("default"),
-        ready=False,
+        status=states.UNKNOWN, finished_at_dt=database.clock("default"), ready=False
     )
     call.refresh_from_db()
     return call
@@ -161,9 +159,7 @@ def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
 def test_while_one_worker_asks_no_other_asks_of_the_rule_and_of_others_as_ever(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a hook that hangs takes a slot with every message, until there are none for calls. Nor is
-    it asked inside a transaction.
-    """
+    """Else a hook that hangs takes all slots. Nor is it asked inside a transaction."""
     asked: list[str] = []
 
     def ask(call: CallQueue) -> Succeeded:

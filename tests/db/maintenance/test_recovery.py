@@ -1,6 +1,4 @@
-"""What is left behind comes back, once: leases, losses, expiry, callbacks, and sends inside
-transactions.
-"""
+"""What is left behind comes back, once: leases, losses, expiry, callbacks, sends."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def test_what_no_worker_began_waits_again_and_was_not_charged(rules: Rules) -> N
 
 
 def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
-    """A hundred thousand calls for next week: the index ends the search at now, on PostgreSQL as
-    elsewhere.
-    """
+    """Of calls for next week: the index ends the search at now."""
     if connection.vendor != "postgresql":
         pytest.skip("reads PostgreSQL's plan")
     rules(default=Rule(limits=[WIDE]))
@@ -92,10 +88,7 @@ def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
 def test_what_fell_silent_ends_as_on_lost_says_and_is_charged_from_its_end(
     rules: Rules, sent: str, made: str, on_lost: str, status: Status
 ) -> None:
-    """It may have reached the provider as late as its lease: it ages from there. The worker made what
-    the data says, whatever the column `method` does: a POST that was a GET when it was sent is not
-    made twice, nor one that other code inserted.
-    """
+    """It ages from there. What counts is what the data says was made, not the column `method`."""
     rules(default=Rule(limits=[SlidingWindow("1/h")], on_lost=on_lost))
     data = {"method": made, "params": {"url": "http://vendor.example/"}}
     call = send(method=sent) if sent else CallQueue.objects.create(call_data=data)
@@ -158,9 +151,7 @@ def test_a_savepoint_takes_only_its_own_calls_with_it(rules: Rules, transactiona
 
 
 def test_a_row_that_is_gone_from_a_ledger_that_is_whole_is_no_backup(rules: Rules) -> None:
-    """Somebody emptied the table of dispensers: the newest attempt that was known at the last sign
-    of life is still there.
-    """
+    """Somebody emptied the table of dispensers: the newest attempt of the sign is still there."""
     rules(default=Rule(limits=[WIDE]))
     send()
     release()
@@ -179,9 +170,7 @@ def test_a_row_that_is_gone_from_a_ledger_that_is_whole_is_no_backup(rules: Rule
 def test_a_dispenser_that_was_frozen_until_others_forgot_it(
     rules: Rules, limit: str, days: float, is_held: bool
 ) -> None:
-    """It knows of nothing that still counts. As long as something may, dispensers are remembered,
-    and a missing row tells.
-    """
+    """As long as something may count, dispensers are remembered, and a missing row tells."""
     rules(default=Rule(limits=[SlidingWindow(limit)]))
     frozen = recovery.Sign(ledger_time.now("default") - timedelta(days=days), None)
     DispenserState.objects.create(name="me:1", started_at=frozen.at, seen_at=frozen.at)
@@ -196,9 +185,7 @@ def test_a_dispenser_that_was_frozen_until_others_forgot_it(
 def test_a_beat_that_was_put_right_with_a_jump_is_no_backup(
     rules: Rules, lost: float, has_gone: bool
 ) -> None:
-    """Who puts right what was written as the clock jumped takes the beats of meanwhile for his now,
-    which is a little earlier than theirs.
-    """
+    """Who puts it right takes it for his now, which is a little earlier."""
     rules(default=Rule(limits=[WIDE]))
     sign = recovery.beat("default", "me:1")
     ledger_time.ensure_rows("default")
@@ -209,9 +196,7 @@ def test_a_beat_that_was_put_right_with_a_jump_is_no_backup(
 
 @pytest.mark.parametrize("remembers", ["an older beat", "nothing"])
 def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: str) -> None:
-    """Every rule is held until what was forgotten counts no more: its longest window, or as long as
-    a call may take.
-    """
+    """Every rule is held for its longest window, or as long as a call may take."""
     rules(
         slow=Rule(limits=[SlidingWindow("5/h"), SlidingWindow("9/d")]),
         quick=Rule(total_timeout=7, limits=[WIDE]),
