@@ -28,6 +28,7 @@ from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleS
 from tests.celery_app import app
 from tests.support.behaviour import send
 from tests.support.ledger import answer
+from tests.support.locking import status_of
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -63,7 +64,7 @@ def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(
     call = send()
     dispenser.run(seconds=0.3)
     assert not published
-    assert state(call) == Status.NEW
+    assert status_of(call) == Status.NEW
     assert Hold.objects.filter(rule="default").exists()
 
 
@@ -78,7 +79,7 @@ def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
     call = send()
     dispenser.chores.start_over()
     dispenser.run(seconds=1.5)
-    assert state(call) == Status.DISPATCHED
+    assert status_of(call) == Status.DISPATCHED
 
 
 def test_dispensers_of_one_host_name_and_process_id_are_told_apart() -> None:
@@ -105,11 +106,6 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
         dispenser.settle(stop)
         assert bool(waits) == (others and is_new)
         assert all(0 < seconds <= 1 for seconds in waits)
-
-
-def state(call: CallQueue) -> Status:
-    call.refresh_from_db()
-    return Status(call.status)
 
 
 def test_only_one_that_goes_on_running_holds_everything_for_a_sign_that_is_gone(
@@ -239,12 +235,12 @@ def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
     rules(other=Rule())
     dispenser.tick()
     assert ("r",) not in dispenser.groups
-    assert state(call) == Status.DISPATCHED
+    assert status_of(call) == Status.DISPATCHED
     done.set()
     for _ in range(2):
         with suppress(OperationalError):
             dispenser.tick()
-    assert state(call) == Status.NEW
+    assert status_of(call) == Status.NEW
     assert not CallAttempt.objects.open().exists()
 
 
@@ -281,10 +277,12 @@ def test_a_broker_that_refuses_is_named_with_its_address_and_what_it_said(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rules(r=Rule())
-    send("r")
+    call = send("r")
+    assert app.conf.broker_url  # it is read by now
     monkeypatch.setitem(app.conf.changes, "broker_url", "amqp://me:secret@127.0.0.1:1//")
     monkeypatch.setattr(broker, "send", Mock(side_effect=ConnectionRefusedError("it refuses")))
     with caplog.at_level("ERROR", logger="callqueue"):
         Dispenser().run_once()
     (line,) = (r.getMessage() for r in caplog.records if r.getMessage().startswith("broker_away"))
     assert "it refuses" in line and "127.0.0.1:1" in line and "secret" not in line
+    assert status_of(call) == Status.NEW

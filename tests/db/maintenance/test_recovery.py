@@ -19,6 +19,7 @@ from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
 from tests.support.behaviour import WHEN_LOST, Vendor, release, send
+from tests.support.locking import fresh, status_of
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -36,13 +37,9 @@ def overdue(**more: Any) -> int:
 def begun(call: CallQueue) -> CallAttempt:
     """The call's attempt, begun by a worker that is never heard of again."""
     assert release() == [call]
-    overdue(started_at=ledger_time.now("default") - timedelta(seconds=61), worker="gone:1:x")
+    then = ledger_time.now("default") - timedelta(seconds=61)
+    overdue(released_at=then, started_at=then, worker="gone:1:x")
     return call.attempts.get(finished_at=None)
-
-
-def state(call: CallQueue) -> Status:
-    call.refresh_from_db()
-    return Status(call.status)
 
 
 def test_what_no_worker_began_waits_again_and_was_not_charged(rules: Rules) -> None:
@@ -50,10 +47,10 @@ def test_what_no_worker_began_waits_again_and_was_not_charged(rules: Rules) -> N
     call = send()
     assert release() == [call]
     assert recovery.recover("default") == 0
-    assert state(call) == Status.DISPATCHED, "its lease goes on"
+    assert status_of(call) == Status.DISPATCHED, "its lease goes on"
     overdue()
     recovery.recover("default")
-    assert state(call) == Status.NEW
+    assert status_of(call) == Status.NEW
     assert call.attempts.get().outcome == "voided"
     assert release() == [call], "the voided attempt was charged"
     assert list(call.attempts.values_list("number", flat=True)) == [1, 2]
@@ -96,27 +93,13 @@ def test_what_fell_silent_ends_as_on_lost_says_and_is_charged_from_its_end(
     ready_calls.promote("default")
     attempt = begun(call)
     recovery.recover("default")
-    assert state(call) == status
+    assert status_of(call) == status
     attempt.refresh_from_db()
     assert attempt.outcome == "lost"
-    assert attempt.finished_at is not None
-    assert (call.finished_at_dt is None) == (status == Status.ERROR)
+    assert attempt.finished_at > attempt.lease_until
+    assert (fresh(call).finished_at_dt is None) == (status == Status.ERROR)
     send()
     assert release() == []
-
-
-def test_what_fell_silent_again_and_again_fails(rules: Rules) -> None:
-    """A call that takes its worker with it every time: bounded by the rule's Retry."""
-    rules(default=Rule(limits=[WIDE], on_lost="retry", retry=SOON))
-    call = send()
-    for _ in range(3):
-        CallQueue.objects.filter(pk=call.pk).update(
-            due_at_dt=timezone.now() - timedelta(seconds=1), ready=True
-        )
-        begun(call)
-        recovery.recover("default")
-    assert state(call) == Status.FAILED
-    assert call.attempts.count() == 3
 
 
 def test_a_callback_that_was_never_sent_is_sent_by_a_dispenser_once(
