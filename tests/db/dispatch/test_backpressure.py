@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+import callqueue
 from callqueue import Rule, SlidingWindow, transitions
 from callqueue.dispatch import choosing, release_pass
 from callqueue.dispatch.choosing import LEAST
@@ -108,6 +109,14 @@ def test_what_was_begun_more_than_a_quarter_of_the_lease_ago_shows_nothing(rules
     then = ledger_time.now("default") - timedelta(seconds=0.7)
     CallAttempt.objects.update(**dict.fromkeys(("started_at", "sent_at", "finished_at"), then))
     assert len(passes("r")) == LEAST
+
+
+def test_who_makes_calls_of_its_own_is_no_worker_of_the_queue(rules: Rules) -> None:
+    rules(SHORT, r=Rule())
+    CallQueue.objects.send_many([CALL] * 100, rule="r")
+    assert len(passes("r")) == LEAST
+    with callqueue.permit("r", wait=0):
+        assert passes("r") == []
 
 
 def queues_of(ids: list[int]) -> Counter[str]:

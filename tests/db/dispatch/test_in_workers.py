@@ -20,7 +20,19 @@ from cryptography.fernet import Fernet
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Rule, SlidingWindow, broker, conf, database, tasks, texts, transitions, worker
+import callqueue
+from callqueue import (
+    Concurrency,
+    Rule,
+    SlidingWindow,
+    broker,
+    conf,
+    database,
+    tasks,
+    texts,
+    transitions,
+    worker,
+)
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
@@ -38,6 +50,7 @@ from callqueue.transitions import Job
 from callqueue.worker import Releaser, Seat
 from tests.support.behaviour import Vendor, lose_what_became_of_its_commit, send
 from tests.support.verdicts import wait_until
+from tests.support.waiters import new_waiter, pass_now
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -254,6 +267,16 @@ def test_a_job_is_what_a_worker_would_have_begun(
     assert abs(mine.lease_ends - theirs.lease_ends) < 60
     recorder.record("default", [request.make(mine)])
     assert CallQueue.objects.get(pk=mine.call.pk).status == Status.DONE
+
+
+def test_a_permit_that_waits_is_charged_and_left_to_its_waiter(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        one = new_waiter()
+        one.step()
+    assert begin() == []
+    charged = CallAttempt.objects.open().get()
+    assert (charged.started_at, pass_now(one).attempt.id) == (None, charged.pk)
 
 
 @pytest.mark.parametrize("what", ["is made", "is undone", "cannot be made"])
