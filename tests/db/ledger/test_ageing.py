@@ -17,6 +17,7 @@ from callqueue.forecast import has_room
 from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt
+from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import release, response, send
 
@@ -159,6 +160,18 @@ def test_what_the_answer_adds_to_the_cost_is_charged_from_the_answer(rules: Rule
     later = attempt.finished_at - timedelta(seconds=11)
     CallAttempt.objects.filter(pk=attempt.pk).update(finished_at=later)
     assert len(release()) == 2
+
+
+def test_what_several_answers_made_dearer_than_the_burst_is_owed(rules: Rules) -> None:
+    bucket = TokenBucket("100/h", burst=100, unit="tokens")
+    settles = Rule(limits=[bucket], settle=lambda answer: None)
+    assert released(rules, settles, cost={"tokens": 50}) == 2
+    for job in under_way(ago=0):
+        answered(job, settled={"tokens": 100})
+    together = ledger_time.now("default")
+    CallAttempt.objects.update(sent_at=together, finished_at=together)
+    with travel(minutes=61):
+        assert release() == []
 
 
 def test_keys_that_wait_for_room_are_woken_by_what_was_told_of(rules: Rules) -> None:
