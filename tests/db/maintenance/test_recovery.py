@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, callbacks, database
+from callqueue import Rule, SlidingWindow, callbacks, database
 from callqueue import broker as messages
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.ledger import ledger_time, ready_calls
@@ -24,7 +24,6 @@ from tests.support.locking import fresh, status_of
 Rules = Callable[..., None]
 Status = CallQueue.Status
 WIDE = SlidingWindow("10000/s")
-SOON = Retry(max_attempts=3, base=0.0, jitter=False)
 
 
 def overdue(**more: Any) -> int:
