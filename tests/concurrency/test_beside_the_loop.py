@@ -116,11 +116,7 @@ def all_go(released: Released, strike: Strike) -> None:
 
 @pytest.fixture
 def fast(rules: Rules) -> None:
-    rules(
-        fast=Rule(limits=[SlidingWindow("50/s")]),
-        slow=Rule(queues="stuck"),
-        shy=Rule(),
-    )
+    rules(fast=Rule(limits=[SlidingWindow("50/s")]), slow=Rule(queues="stuck"), shy=Rule())
 
 
 @pytest.mark.parametrize(("name", "how"), STRIKES)

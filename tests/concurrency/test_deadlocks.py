@@ -1,7 +1,4 @@
-"""Everybody at the same calls at once, each with a connection of his own: hosts, operators,
-dispensers, workers, chores. Whatever reaches a host or an operator is a failure, a deadlock above
-all; and then nothing is left that only one of two rows says.
-"""
+"""Everybody at the same calls at once: nobody fails, and what two rows say agrees."""
 
 from __future__ import annotations
 

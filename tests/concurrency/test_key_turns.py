@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from callqueue import Rule, SlidingWindow, database, transitions
 from callqueue.dispatch.release_pass import release
 from callqueue.ledger import ready_calls
 from callqueue.models import CallAttempt, CallQueue, KeyNews, KeyTurn
 from tests.support.behaviour import send
-from tests.support.locking import PATIENCE, together, waiting_for_nobody
+from tests.support.locking import beside_a_frozen, together, waiting_for_nobody
 
 Rules = Callable[..., None]
 MOST = 100  # statements that a pass makes at most
@@ -31,31 +30,16 @@ def _keyed(rules: Rules) -> None:
 @contextmanager
 def sent_in_a_transaction(key: str, *, commits: bool) -> Iterator[Callable[[], None]]:
     """A host has sent a call of this key in a transaction that is still open; what ends that."""
-    has_sent, may_end = threading.Event(), threading.Event()
 
-    def host() -> None:
-        try:
-            with transaction.atomic():
-                send("r", key=key)
-                has_sent.set()
-                assert may_end.wait(PATIENCE)
-                transaction.set_rollback(not commits)
-        finally:
-            connections.close_all()
+    def host(freeze: Any) -> None:
+        with transaction.atomic():
+            send("r", key=key)
+            freeze()
+            transaction.set_rollback(not commits)
 
-    thread = threading.Thread(target=host, daemon=True)
-    thread.start()
-    assert has_sent.wait(PATIENCE)
-
-    def end() -> None:
-        may_end.set()
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), "the sender waits for the pass"
-
-    try:
-        yield end
-    finally:
-        end()
+    with ExitStack() as stack:
+        stack.enter_context(beside_a_frozen(host))
+        yield stack.close
 
 
 @contextmanager
@@ -199,10 +183,6 @@ def test_senders_of_one_new_key_do_not_wait_for_each_other(row_locks: None) -> N
     for _ in range(2):
         a_pass()
     assert CallAttempt.objects.count() == 4
-
-
-def a_call_of(key: str) -> dict[str, Any]:
-    return {"call_data": {"method": "post", "params": {"url": "http://v.example/"}}, "key": key}
 
 
 def test_a_call_that_other_code_changes_at_any_statement_of_a_pass_does_not_go_as_it_was(

@@ -35,18 +35,15 @@ from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
 from callqueue.permits import apart, waiting
-from callqueue.permits.asking import Options
-from callqueue.permits.waiting import Waiter
+from callqueue.permits.granted import Permit
 from callqueue.testing import run_callqueue
 from callqueue.transitions import Job
 from tests.support.behaviour import pass_that_commits_late
 from tests.support.ledger import answer
-from tests.support.locking import waiting_for_nobody
+from tests.support.locking import beside_a_frozen, waiting_for_nobody
 from tests.support.recorder import highest_in_window
 from tests.support.verdicts import wait_until
-from tests.support.waiters import pass_now
-from tests.support.waiters import waiter as new_waiter
-from tests.support.waiters import waiting as waiting_rows
+from tests.support.waiters import new_waiter, pass_now, refusal, taken, waiting_rows
 
 Rules = Callable[..., None]
 NOT_ON_SQLITE = pytest.mark.skipif(
@@ -68,11 +65,6 @@ def in_a_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     return thread, found
-
-
-def taken(**options: Any) -> int:
-    with callqueue.permit("r", **options) as permit:
-        return permit.attempt_id
 
 
 def test_one_of_many_that_wait_neither_spins_nor_is_forgotten(rules: Rules) -> None:
@@ -97,8 +89,7 @@ def test_permits_of_waiters_that_died_expire_without_a_dispenser(rules: Rules) -
         dead.step()
         long_ago = database.clock("default") - timedelta(seconds=61)
         waiting_rows().update(expires_at_dt=long_ago)
-        with pytest.raises(NotNow):
-            taken(wait=1.5)
+        refusal(wait=1.5)
     assert not waiting_rows().exists()
     assert CallQueue.objects.expired().get().pk == dead.pk
 
@@ -118,7 +109,7 @@ def test_a_permit_that_somebody_has_locked_keeps_back_no_other(rules: Rules) -> 
         other, taken_by_other = in_a_thread(lambda: taken(wait=1.0))
         other.join(10)
     passing.join(10)
-    assert isinstance(taken_by_other[0], int)
+    assert isinstance(taken_by_other[0], Permit)
     assert found[0][0] > 0.005 and found[0][1] > 0.005, "it does not spin"
     assert isinstance(pass_now(waiter), Job)
 
@@ -137,13 +128,11 @@ def test_what_operators_do_is_minded_by_who_waits_and_not_asked_for_all_the_time
     pass_now(waiter)
     assert waiter.pass_at - waiting.now() > 0.5
     waiter.withdraw()
-    with pytest.raises(NotNow, match="held") as refused:
-        taken(wait=0)
-    assert refused.value.until is None
+    assert refusal("held").until is None
     assert not found
     control.resume("default", "r")
     thread.join(60)
-    assert isinstance(found[0], int), found
+    assert isinstance(found[0], Permit), found
 
 
 def test_a_hold_on_all_queues_is_said(rules: Rules) -> None:
@@ -151,9 +140,7 @@ def test_a_hold_on_all_queues_is_said(rules: Rules) -> None:
     until = database.clock("default") + timedelta(hours=1)
     for queue in ("a", "b"):
         Hold.objects.create(rule="r", per="queue", value=queue, until=until, source="provider")
-    with pytest.raises(NotNow, match="held") as refused:
-        taken(wait=0)
-    assert refused.value.until is not None
+    assert refusal("held").until is not None
     Hold.objects.filter(value="a").delete()
     taken(wait=0)
 
@@ -331,11 +318,9 @@ def test_a_pass_whose_commit_comes_through_after_its_permit_is_charged_for_nobod
 def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, row_locks: None, end: str
 ) -> None:
-    """It inserts the permit's row while another pass has the rules. A row that comes late would be
-    charged, though nobody would begin it.
-    """
+    """A row that comes late would be charged, though nobody would begin it."""
     rules(r=Rule(limits=[SlidingWindow("9/h")]))
-    one, late = Waiter(Options("r").wanted()), list[Any]()
+    one, late = new_waiter(), list[Any]()
     inserted, commits = one._insert, pytest.MonkeyPatch()
 
     def lost() -> None:
@@ -379,23 +364,15 @@ def test_a_sign_of_life_that_is_frozen_keeps_no_pass_waiting(
     one = new_waiter(key="k")
     assert isinstance(one.step(), float)
     assert KeyTurn.objects.exclude(blocked_on="").exists()
-    kept, inside, thaw = one._keep_alive, threading.Event(), threading.Event()
+    kept = one._keep_alive
 
-    def freeze(*given: Any) -> bool:
-        inside.set()
-        thaw.wait(30)
-        return kept(*given)
+    def beats(freeze: Any) -> None:
+        monkeypatch.setattr(one, "_keep_alive", lambda *given: (freeze(), kept(*given))[1])
+        one._beat()
 
-    monkeypatch.setattr(one, "_keep_alive", freeze)
-    frozen, _ = in_a_thread(one._beat)
-    try:
-        assert inside.wait(30)
+    with beside_a_frozen(beats), waiting_for_nobody():
         time.sleep(1)
-        with waiting_for_nobody():
-            release_pass.release("default", ["r"])
-    finally:
-        thaw.set()
-        frozen.join()
+        release_pass.release("default", ["r"])
     assert not KeyTurn.objects.exclude(blocked_on="").exists()
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import connection
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, control, database
@@ -24,6 +23,7 @@ from callqueue.models import CallAttempt, CallQueue, LedgerState, RuleState
 from tests.support.behaviour import send
 from tests.support.dispensers import Process
 from tests.support.locking import (
+    beside_a_frozen,
     fresh,
     held_by_a_host,
     together,
@@ -33,57 +33,52 @@ from tests.support.locking import (
 
 URL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 pytestmark = pytest.mark.usefixtures("row_locks")
+Rules = Callable[..., None]
 LOOSE, STRICT = Rule(limits=[SlidingWindow("40/s")]), Rule(limits=[SlidingWindow("2/s")])
 
 
-@contextmanager
-def at_work(*tasks: Callable[[threading.Event], None]) -> Iterator[None]:
-    """These run in threads of their own until the block is left."""
-    stop = threading.Event()
-
-    def run(task: Callable[[threading.Event], None]) -> None:
-        try:
-            task(stop)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=(task,)) for task in tasks]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+def has_the_row(freeze: Any) -> None:
+    """A pass over rule a."""
+    with database.writing("default"):
+        assert database.locked(RuleState.objects.filter(rule="a")).get()
+        freeze()
 
 
-def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> None:
+def test_a_changed_rate_waits_for_passes_that_go_by_the_old_one_and_not_for_ever(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(a=LOOSE)
+    monkeypatch.setattr(settings, "PATIENCE", 0.5)
+    with beside_a_frozen(has_the_row) as went_on:
+        began = time.monotonic()
+        settings.set_rate("default", "a#0", "1/s")
+        assert time.monotonic() - began >= 0.5 and not went_on
+
+
+def test_no_pass_goes_on_with_a_part_of_its_groups_rows(rules: Rules) -> None:
+    """What whoever has the others charges is not to be seen yet."""
+    shared = Rule(limits=[SlidingWindow("2/h", name="account")])
+    rules(a=shared, b=shared)
+    send("b")
+    with beside_a_frozen(has_the_row) as went_on:
+        assert release("default", ["a", "b"]).released == [] and not went_on
+    assert len(release("default", ["a", "b"]).released) == 1
+
+
+def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Rules) -> None:
     """The others go by the new settings at once; the frozen one's rule, once its row is free."""
     both = {"a": LOOSE, "b": LOOSE}
     rules(**both)
     Process("old", **both).joins()
     CallQueue.objects.send_many([URL] * 10, rule="a")
     CallQueue.objects.send_many([URL] * 10, rule="b")
-    inside, thaw = threading.Event(), threading.Event()
-
-    def frozen(stop: threading.Event) -> None:
-        with database.writing("default"):
-            assert database.locked(RuleState.objects.filter(rule="a")).get()
-            inside.set()
-            thaw.wait(60)
-
     strict = Process("strict", a=STRICT, b=STRICT)
-    with at_work(frozen):
-        try:
-            assert inside.wait(60)
-            assert strict.goes() == {"b": 2}
-        finally:
-            thaw.set()
+    with beside_a_frozen(has_the_row):
+        assert strict.goes() == {"b": 2}
     assert strict.goes() == {"a": 2}
 
 
-def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any) -> None:
+def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Rules) -> None:
     rules(a=LOOSE)
     made = threading.Event()
 
@@ -102,7 +97,7 @@ def test_the_row_of_a_rule_that_two_make_at_once_is_one(rules: Any) -> None:
 
 
 def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_for(
-    rules: Any, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is to be committed when its opinion has lapsed, and shares no row with the others."""
     shared = Rule(limits=[SlidingWindow("2/h", name="account")])
@@ -111,61 +106,45 @@ def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_fo
     CallQueue.objects.send_many([URL] * 5, rule="b")
     before, after = Process("before", a=shared), Process("after", b=shared)
     before.joins()
-    inside, thaw = threading.Event(), threading.Event()
-    has_thawed: list[bool] = []
-    real = release_pass.remember
+    book, real = before.membership.book, release_pass.remember
 
-    def remember(account: Any, *args: Any) -> None:
-        real(account, *args)
-        if account.rules == ("a",):
-            inside.set()
-            has_thawed.append(thaw.wait(15))
+    def slow(freeze: Any) -> None:
+        def remember(account: Any, *args: Any) -> None:
+            real(account, *args)
+            if account.rules == ("a",):
+                freeze()
 
-    monkeypatch.setattr(release_pass, "remember", remember)
-    book = before.membership.book
-
-    def slow(stop: threading.Event) -> None:
+        monkeypatch.setattr(release_pass, "remember", remember)
         release("default", ["a"], book)
 
-    with at_work(slow):
-        try:
-            assert inside.wait(60)
-            after.joins()
-            before.leave()
-            found = after.goes()
-            assert not has_thawed, "nobody who changes the settings waits for it"
-        finally:
-            thaw.set()
+    with beside_a_frozen(slow) as went_on:
+        after.joins()
+        before.leave()
+        found = after.goes()
+        assert not went_on, "nobody who changes the settings waits for it"
     assert found == {}
     assert CallAttempt.objects.count() == 2
     assert after.goes() == {}
 
 
-def test_who_is_frozen_while_he_states_his_opinion_keeps_nobody_else_back(rules: Any) -> None:
+def test_who_is_frozen_while_he_states_his_opinion_keeps_nobody_else_back(rules: Rules) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("no other server ends what a silent client has begun")
     rules(r=LOOSE)
-    inside, thaw = threading.Event(), threading.Event()
 
-    def frozen(stop: threading.Event) -> None:
-        with suppress(DatabaseError), database.writing("default"):
+    def states(freeze: Any) -> None:
+        with database.writing("default"):
             settings._locked("default")
-            inside.set()
-            has_thawed.append(thaw.wait(15))
+            freeze()
 
-    has_thawed: list[bool] = []
-    with at_work(frozen):
-        try:
-            assert inside.wait(60)
-            Process("other", r=STRICT).joins()
-            assert not has_thawed
-        finally:
-            thaw.set()
+    with beside_a_frozen(states) as went_on:
+        Process("other", r=STRICT).joins()
+        assert not went_on
 
 
 @pytest.mark.parametrize("at_work_on", ["a record", "a hold", "a hold that he lifts"])
 def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_a_moment(
-    rules: Any, monkeypatch: pytest.MonkeyPatch, at_work_on: str
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, at_work_on: str
 ) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("no other server ends what a silent client has begun")
@@ -175,47 +154,34 @@ def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_
     release_pass.ensure_states("default", ["r"])
     control.pause("default", "r", key="k")
     send("r")
-    inside, thaw = threading.Event(), threading.Event()
-    has_thawed: list[bool] = []
-
-    def freeze(*_: Any) -> None:
-        inside.set()
-        has_thawed.append(thaw.wait(15))
-        raise DatabaseError
-
-    def frozen(stop: threading.Event) -> None:
-        with suppress(DatabaseError):
-            if at_work_on == "a record":
-                timed("default", freeze)
-            elif at_work_on == "a hold":
-                holds.lay("default", ["r"], "key", "x", None, "", source="provider")
-            else:
-                holds.lift("default", "r")
-
-    def wake(*given: Any) -> None:
-        wake_all(*given)
-        if threading.current_thread() is not threading.main_thread():
-            freeze()
-
     wake_all = ready_calls.wake_all
-    monkeypatch.setattr(ready_calls, "wake_all", wake)
-    monkeypatch.setattr(holds, "_lay", freeze)
-    with at_work(frozen):
-        try:
-            assert inside.wait(60)
-            with database.writing("default"):
-                assert list(database.locked(LedgerState.objects.order_by("pk"), wait=True))
-            while not release("default", ["r"]).released:
-                assert not has_thawed
-                time.sleep(0.1)
-            assert not has_thawed
-        finally:
-            thaw.set()
+
+    def frozen(freeze: Any) -> None:
+        def wake(*given: Any) -> None:
+            wake_all(*given)
+            if threading.current_thread() is not threading.main_thread():
+                freeze()
+
+        monkeypatch.setattr(ready_calls, "wake_all", wake)
+        monkeypatch.setattr(holds, "_lay", freeze)
+        if at_work_on == "a record":
+            timed("default", freeze)
+        elif at_work_on == "a hold":
+            holds.lay("default", ["r"], "key", "x", None, "", source="provider")
+        else:
+            holds.lift("default", "r")
+
+    with beside_a_frozen(frozen) as went_on:
+        with database.writing("default"):
+            assert list(database.locked(LedgerState.objects.order_by("pk"), wait=True))
+        while not release("default", ["r"]).released:
+            assert not went_on
+            time.sleep(0.1)
+        assert not went_on
 
 
 # --- A dispenser rests beside rows that somebody has locked, and minds the others
 
-Rules = Callable[..., None]
 PAST = timedelta(seconds=60)
 
 

@@ -43,6 +43,7 @@ from tests.support.behaviour import Vendor, send
 from tests.support.locking import (
     PATIENCE,
     answered,
+    beside_a_frozen,
     end_leases,
     fresh,
     halted,
@@ -373,29 +374,6 @@ def test_a_worker_gives_back_what_becomes_free_while_it_looks(
     assert statuses(call) == [Status.NEW]
 
 
-@pytest.mark.usefixtures("row_locks")
-def test_a_begin_that_is_committed_late_leaves_nothing_begun_that_nobody_makes(
-    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answer to its commit was lost, and the next try finds the attempt locked."""
-    rules(r=Rule(limits=[SlidingWindow("100/s")]))
-    call = send("r")
-    (pk,), begin = released_by("r"), transitions.begin
-
-    def lose(*given: Any) -> None:
-        monkeypatch.setattr(transitions, "begin", begin)
-        connection.set_autocommit(False)
-        begin(*given)
-        raw, connection.connection = connection.connection, None
-        threading.Timer(0.3, lambda: (raw.commit(), raw.close())).start()
-        raise OperationalError("server closed the connection unexpectedly")
-
-    monkeypatch.setattr(transitions, "begin", lose)
-    executor.execute("default", [pk])
-    assert outcomes(call) == ["succeeded"]
-    assert len(remote.requests) == 1
-
-
 def test_cleanup_goes_on_beside_a_batch_that_is_locked_whole(rules: Rules, row_locks: None) -> None:
     rules(r=Rule())
     calls = [send("r") for _ in range(6)]
@@ -710,26 +688,17 @@ def test_who_comes_and_agrees_waits_for_nobody_who_writes_an_instant(
     """He may be frozen. On MariaDB who waited for him would keep back all others who write one."""
     rules(r=Rule())
     ledger_time.ensure_rows("default")
-    inside, has_agreed = threading.Event(), threading.Event()
 
-    def frozen() -> None:
+    def writes(freeze: Any) -> None:
         with database.writing("default"):
-            ledger_time.read_held("default")
-            inside.set()
-            assert has_agreed.wait(PATIENCE)
+            ledger_time.held("default")
+            freeze()
 
-    def comes() -> None:
-        assert inside.wait(PATIENCE)
+    with beside_a_frozen(writes), waiting_for_nobody():
         watch = ledger_time.Watch("default")
         watch.look()
-        try:
-            with waiting_for_nobody():
-                watch.agree()
-        finally:
-            has_agreed.set()
+        watch.agree()
         assert watch.is_agreed
-
-    together(frozen, comes)
 
 
 def test_a_hold_that_an_application_lays_in_its_transaction_keeps_nobody_from_the_clock(

@@ -16,7 +16,7 @@ from callqueue.execution import claim, executor, recorder, request
 from callqueue.handlers import Context
 from callqueue.models import CallQueue
 from tests.support.behaviour import Vendor, release, run, send
-from tests.support.locking import fresh
+from tests.support.locking import fresh, status_of
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -28,10 +28,6 @@ def send_to(method: str, **params: Any) -> CallQueue:
     call = CallQueue.objects.send({"method": method, "params": params}, rule="r", key="T1")
     assert call is not None
     return call
-
-
-def status_of(call: CallQueue) -> int:
-    return fresh(call).status
 
 
 def test_calls_of_every_verb_are_done(rules: Rules, remote: Vendor) -> None:

@@ -1,10 +1,4 @@
-"""One act is one commit: whatever strikes between two of its statements, all of it is done, or
-nothing.
-
-Every verb that people, applications, workers and dispensers have is in one table. Each is done once,
-with its commits counted, and then again and again with its connection cut at its first statement,
-its second, and so on: what is there afterwards is what was there before, or what all of it makes.
-"""
+"""One act is one commit: all acts, cut at each statement, are done or not done."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
 from tests.support.behaviour import Vendor, make_together, release, run, send
 from tests.support.dispensers import Process
+from tests.support.locking import fresh, status_of
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -28,11 +29,6 @@ def newer(rules: Rules) -> Process:
     process = Process("newer", **NEW)
     process.joins()
     return process
-
-
-def state(call: CallQueue) -> Status:
-    call.refresh_from_db()
-    return Status(call.status)
 
 
 def fell_silent(rule: str = "default", method: str = "post") -> CallQueue:
@@ -64,12 +60,12 @@ def test_what_fell_silent_is_left_to_those_who_know_its_rule(
 ) -> None:
     call, own = new_ones_fell_silent(rules, method), fell_silent()
     recovery.recover("default")
-    assert state(own) == Status.UNKNOWN
-    assert state(call) == Status.DISPATCHED
+    assert status_of(own) == Status.UNKNOWN
+    assert status_of(call) == Status.DISPATCHED
     assert call.attempts.get().finished_at is None, "charged until somebody ends it"
     rules(**NEW)
     recovery.recover("default")
-    assert state(call) == then
+    assert status_of(call) == then
 
 
 def test_what_others_are_to_end_keeps_nothing_else_from_being_ended(
@@ -80,7 +76,7 @@ def test_what_others_are_to_end_keeps_nothing_else_from_being_ended(
         new_ones_fell_silent(rules)
     own = fell_silent()
     recovery.recover("default")
-    assert state(own) == Status.UNKNOWN
+    assert status_of(own) == Status.UNKNOWN
 
 
 @pytest.mark.parametrize(("method", "then"), [("get", Status.FAILED), ("post", Status.UNKNOWN)])
@@ -90,8 +86,8 @@ def test_what_fell_silent_and_has_nobodys_rule_any_more_may_have_been_made(
     call = new_ones_fell_silent(rules, method)
     newer.leave()
     recovery.recover("default")
-    assert state(call) == then
-    assert "the rule 'new' is gone" in call.error_message
+    assert status_of(call) == then
+    assert "the rule 'new' is gone" in fresh(call).error_message
 
 
 # --- what a worker cannot make
@@ -106,9 +102,11 @@ def test_a_worker_that_does_not_know_a_rule_leaves_its_calls_to_others(
     rules(**OLD)
     release()
     make_together([call.attempts.get().pk])
-    assert state(call) == Status.NEW
+    assert status_of(call) == Status.NEW
     assert call.attempts.get().outcome == "voided"
-    assert not call.ready and call.due_at_dt > database.clock("default") + timedelta(seconds=5)
+    assert not fresh(call).ready and fresh(call).due_at_dt > database.clock("default") + timedelta(
+        seconds=5
+    )
     assert remote.requests == []
 
     newer.leave()
@@ -119,7 +117,7 @@ def test_a_worker_that_does_not_know_a_rule_leaves_its_calls_to_others(
     rules(**OLD)
     release()
     make_together([call.attempts.get(finished_at=None).pk])
-    assert state(call) == Status.FAILED, "nobody has it any more"
+    assert status_of(call) == Status.FAILED, "nobody has it any more"
 
 
 # --- what an answer holds
@@ -155,8 +153,8 @@ def test_a_call_that_a_limit_of_another_release_would_admit_waits_for_it(
     other = Process("other", r=larger if own == "100/h" else smaller)
     other.joins()
     assert release() == []
-    assert state(call) == Status.NEW
-    assert state(too_much) == Status.FAILED, "no limit of anybody's would admit it"
+    assert status_of(call) == Status.NEW
+    assert status_of(too_much) == Status.FAILED, "no limit of anybody's would admit it"
     other.leave()
     rules(r=larger)
     assert release() == [call]

@@ -208,33 +208,25 @@ def kept(end: Callable[[Job], Result], job: Job) -> None:
     assert transitions.end_deferred("default") == 1
 
 
-@pytest.mark.parametrize("end", [failing, unsent])
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_what_other_code_postpones_while_it_is_made_is_not_retried_before(
-    rules: Rules, end: Callable[[Job], Result], is_kept: bool
-) -> None:
-    rules(r=Rule())
-    call = send("r")
-    assert release() == [call]
-    job, later = begun(call), timezone.now() + timedelta(days=1)
-    put(call, states.DISPATCHED, due_at_dt=later)
-    kept(end, job) if is_kept else recorder.write("default", [end(job)])
-    assert fresh(call).status == end(job).status
-    assert fresh(call).due_at_dt == later
-
-
-def test_what_other_code_postpones_while_its_worker_is_silent_is_not_retried_before(
-    rules: Rules,
-) -> None:
-    rules(r=Rule())
+@pytest.mark.parametrize(
+    "way", ["recorded", "kept", "unsent", "unsent and kept", "silent", "undone"]
+)
+def test_what_other_code_postpones_meanwhile_is_not_retried_before(rules: Rules, way: str) -> None:
+    rules(r=Rule(on_lost="retry"))
     call, later = send("r"), timezone.now() + timedelta(days=1)
     assert release() == [call]
-    begun(call)
+    end, job = unsent if "unsent" in way else failing, None if way == "undone" else begun(call)
     put(call, states.DISPATCHED, due_at_dt=later)
-    CallAttempt.objects.update(lease_until=ledger_time.now("default") - LATE)
-    rules(r=Rule(on_lost="retry"))
-    recovery.end_lost("default")
-    assert (fresh(call).status, fresh(call).due_at_dt) == (Status.ERROR, later)
+    if job is None:
+        voided(call, rules)
+    elif way == "silent":
+        CallAttempt.objects.update(lease_until=ledger_time.now("default") - LATE)
+        recovery.end_lost("default")
+    else:
+        kept(end, job) if "kept" in way else recorder.write("default", [end(job)])
+    after = fresh(call)
+    status = Status.NEW if way.startswith("un") else Status.ERROR
+    assert (after.status, after.ready, after.due_at_dt) == (status, False, later)
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import DatabaseError, connection, connections, transaction
 from django.utils import timezone
 
 from callqueue import conf, database
@@ -66,6 +66,35 @@ def halted(
     return came, may_go
 
 
+@contextmanager
+def beside_a_frozen(work: Callable[[Callable[..., None]], Any]) -> Iterator[list[bool]]:
+    """A thread does this until it calls what it is given: there it stands still until the block
+    ends. Something is in the list where it was waited for, and went on by itself.
+    """
+    came, thaw, went_on = threading.Event(), threading.Event(), list[bool]()
+
+    def freeze(*_: Any) -> None:
+        came.set()
+        went_on.append(thaw.wait(PATIENCE))
+
+    def run() -> None:
+        try:
+            with suppress(DatabaseError):
+                work(freeze)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        assert came.wait(PATIENCE)
+        yield went_on
+    finally:
+        thaw.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "it waits for who was to go on beside it"
+
+
 def released_by(rule: str) -> list[int]:
     """What one pass over the rule's group releases; another dispenser at work is waited for."""
     for _ in range(500):
@@ -89,30 +118,23 @@ def fresh(call: CallQueue) -> CallQueue:
     return CallQueue.objects.get(pk=call.pk)
 
 
+def status_of(call: CallQueue) -> int:
+    return fresh(call).status
+
+
 @contextmanager
 def held_by_a_host(*pks: int, first: Callable[[], Any] = lambda: None) -> Iterator[None]:
     """Another's transaction has these rows locked, and has done what `first` does."""
-    has_them, may_end = threading.Event(), threading.Event()
 
-    def host() -> None:
-        try:
-            with transaction.atomic():
-                first()
-                list(CallQueue.objects.select_for_update().filter(pk__in=pks).order_by("pk"))
-                has_them.set()
-                assert may_end.wait(PATIENCE)
-                transaction.set_rollback(True)
-        finally:
-            connections.close_all()
+    def host(freeze: Callable[..., None]) -> None:
+        with transaction.atomic():
+            first()
+            list(CallQueue.objects.select_for_update().filter(pk__in=pks).order_by("pk"))
+            freeze()
+            transaction.set_rollback(True)
 
-    thread = threading.Thread(target=host, daemon=True)
-    thread.start()
-    assert has_them.wait(PATIENCE)
-    try:
+    with beside_a_frozen(host):
         yield
-    finally:
-        may_end.set()
-        thread.join(PATIENCE)
 
 
 @contextmanager

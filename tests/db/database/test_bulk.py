@@ -47,9 +47,7 @@ def test_rows_that_are_not_changed_are_not_read(count: int) -> None:
 
 @pytest.mark.django_db
 def test_rows_are_changed_by_what_they_are_now_and_counted(rules: Callable[..., None]) -> None:
-    """Each with its own values, those that the fence lets through, whether they had them already;
-    and what is deleted is counted too.
-    """
+    """Each with its own values, those that the fence lets through; what is deleted, too."""
     rules(r=Rule())
     for _ in range(4):
         send("r")

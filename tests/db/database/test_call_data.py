@@ -1,6 +1,4 @@
-"""What a call's data is written as is what is read back, on every database: the order of names and
-the form of numbers too.
-"""
+"""A call's data is read back as it was written: order of names and form of numbers, too."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ def test_every_index_is_there_on_every_database_and_nothing_is_warned_of(db: Non
 
 
 def test_old_code_runs_on_new_tables(db: None) -> None:
-    """Whatever a migration has added has a default in the database, or may be empty: old senders
-    know nothing of it.
-    """
+    """What a migration has added has a default, or may be empty: old senders do not know it."""
     loader = MigrationLoader(connection)
     for node in sorted(node for node in loader.disk_migrations if node[0] == "callqueue"):
         old = loader.project_state(node).apps.get_model("callqueue", "CallQueue")

@@ -1,6 +1,4 @@
-"""No more lies in the broker than workers begin, and when they come back they have all of it at
-once.
-"""
+"""No more lies in the broker than workers begin; they have all at once when they come back."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+import callqueue
 from callqueue import Rule, SlidingWindow, transitions
 from callqueue.dispatch import choosing, release_pass
 from callqueue.dispatch.choosing import LEAST
@@ -48,9 +47,7 @@ def a_lease_later() -> None:
 
 
 def test_with_workers_away_a_rule_keeps_one_message_an_attempt_that_is_open(rules: Rules) -> None:
-    """What is released again and again is one attempt, whatever waits; the others' turn comes when
-    somebody begins it.
-    """
+    """One attempt is released again and again; the others' turn comes once somebody begins it."""
     rules(SHORT, r=Rule(limits=[SlidingWindow("400/d")]))
     CallQueue.objects.send_many([CALL] * 600, rule="r")
     assert len(passes("r")) == LEAST
@@ -65,9 +62,7 @@ def test_with_workers_away_a_rule_keeps_one_message_an_attempt_that_is_open(rule
 
 
 def test_what_is_open_of_one_rule_hides_nothing_that_is_open_of_another(rules: Rules) -> None:
-    """Of rules that share a tallied limit no more than a sample is read of what is open: here a
-    rule alone fills it.
-    """
+    """Of rules that share a tallied limit only a sample of what is open is read: a fills it."""
     shared = SlidingWindow("9000/h", name="account")
     rules(SHORT, a=Rule(limits=[shared]), b=Rule(limits=[shared]))
     now = ledger_time.now("default")
@@ -114,6 +109,14 @@ def test_what_was_begun_more_than_a_quarter_of_the_lease_ago_shows_nothing(rules
     then = ledger_time.now("default") - timedelta(seconds=0.7)
     CallAttempt.objects.update(**dict.fromkeys(("started_at", "sent_at", "finished_at"), then))
     assert len(passes("r")) == LEAST
+
+
+def test_who_makes_calls_of_its_own_is_no_worker_of_the_queue(rules: Rules) -> None:
+    rules(SHORT, r=Rule())
+    CallQueue.objects.send_many([CALL] * 100, rule="r")
+    assert len(passes("r")) == LEAST
+    with callqueue.permit("r", wait=0):
+        assert passes("r") == []
 
 
 def queues_of(ids: list[int]) -> Counter[str]:

@@ -1,6 +1,4 @@
-"""The dispenser's loop: what it notices, whom it waits for, and what it finds when the database was
-away.
-"""
+"""The dispenser's loop: what it notices, whom it waits for, and a database that was away."""
 
 from __future__ import annotations
 
@@ -30,6 +28,7 @@ from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleS
 from tests.celery_app import app
 from tests.support.behaviour import send
 from tests.support.ledger import answer
+from tests.support.locking import status_of
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -65,17 +64,14 @@ def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(
     call = send()
     dispenser.run(seconds=0.3)
     assert not published
-    assert state(call) == Status.NEW
+    assert status_of(call) == Status.NEW
     assert Hold.objects.filter(rule="default").exists()
 
 
 def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
     rules: Rules, transactional_db: None
 ) -> None:
-    """In a backup from before a rule was added its row is missing; without it nothing of the rule
-    could be released. With the row that says how far the ledger was moved, ledger time is what it
-    was within a second.
-    """
+    """As in a backup from before a rule was added: nothing of the rule could be released."""
     rules(default=Rule(limits=[WIDE]))
     dispenser = Dispenser(publish=lambda using, messages: True)
     dispenser.run(seconds=0.05)
@@ -83,7 +79,7 @@ def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
     call = send()
     dispenser.chores.start_over()
     dispenser.run(seconds=1.5)
-    assert state(call) == Status.DISPATCHED
+    assert status_of(call) == Status.DISPATCHED
 
 
 def test_dispensers_of_one_host_name_and_process_id_are_told_apart() -> None:
@@ -110,11 +106,6 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
         dispenser.settle(stop)
         assert bool(waits) == (others and is_new)
         assert all(0 < seconds <= 1 for seconds in waits)
-
-
-def state(call: CallQueue) -> Status:
-    call.refresh_from_db()
-    return Status(call.status)
 
 
 def test_only_one_that_goes_on_running_holds_everything_for_a_sign_that_is_gone(
@@ -228,9 +219,7 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
 def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, is_made_here: bool
 ) -> None:
-    """What is perhaps committed, and nobody makes: its lease would end, and a call that nobody has
-    sent would be unknown. And what the broker refused while the database was away.
-    """
+    """Its lease would end, and a call that nobody has sent would be unknown."""
     rules(r=Rule(limits=[WIDE]), other=Rule())
     dispenser = Dispenser(publish=lambda *_: True)
     dispenser.tick()
@@ -246,12 +235,12 @@ def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
     rules(other=Rule())
     dispenser.tick()
     assert ("r",) not in dispenser.groups
-    assert state(call) == Status.DISPATCHED
+    assert status_of(call) == Status.DISPATCHED
     done.set()
     for _ in range(2):
         with suppress(OperationalError):
             dispenser.tick()
-    assert state(call) == Status.NEW
+    assert status_of(call) == Status.NEW
     assert not CallAttempt.objects.open().exists()
 
 
@@ -261,9 +250,7 @@ def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
 def test_a_message_lasts_as_long_as_its_release_by_the_brokers_own_clock(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`expires` would be compared with the clock of a worker, which may be ten minutes off: it
-    would drop all or nothing.
-    """
+    """`expires` is compared with the worker's clock: one that is off drops all or nothing."""
     rules({"LEASE": {"RELEASE": 2, "GRACE": 30}}, r=Rule())
     sent = Mock()
     monkeypatch.setattr(tasks.make_api_call, "apply_async", sent)
@@ -290,10 +277,12 @@ def test_a_broker_that_refuses_is_named_with_its_address_and_what_it_said(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rules(r=Rule())
-    send("r")
+    call = send("r")
+    assert app.conf.broker_url  # it is read by now
     monkeypatch.setitem(app.conf.changes, "broker_url", "amqp://me:secret@127.0.0.1:1//")
     monkeypatch.setattr(broker, "send", Mock(side_effect=ConnectionRefusedError("it refuses")))
     with caplog.at_level("ERROR", logger="callqueue"):
         Dispenser().run_once()
     (line,) = (r.getMessage() for r in caplog.records if r.getMessage().startswith("broker_away"))
     assert "it refuses" in line and "127.0.0.1:1" in line and "secret" not in line
+    assert status_of(call) == Status.NEW

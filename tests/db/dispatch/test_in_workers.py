@@ -1,6 +1,4 @@
-"""A dispenser in a process of a Celery worker: what it makes itself, and which one releases. Real
-workers: tests/acceptance/test_a_worker_alone.py.
-"""
+"""A dispenser in a worker. Real workers: tests/acceptance/test_a_worker_alone.py."""
 
 from __future__ import annotations
 
@@ -22,7 +20,19 @@ from cryptography.fernet import Fernet
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Rule, SlidingWindow, broker, conf, database, tasks, texts, transitions, worker
+import callqueue
+from callqueue import (
+    Concurrency,
+    Rule,
+    SlidingWindow,
+    broker,
+    conf,
+    database,
+    tasks,
+    texts,
+    transitions,
+    worker,
+)
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
@@ -40,6 +50,7 @@ from callqueue.transitions import Job
 from callqueue.worker import Releaser, Seat
 from tests.support.behaviour import Vendor, lose_what_became_of_its_commit, send
 from tests.support.verdicts import wait_until
+from tests.support.waiters import new_waiter, pass_now
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -103,9 +114,7 @@ def test_it_makes_the_first_calls_of_its_queues_and_publishes_the_rest(
 def test_where_it_makes_any_the_release_of_the_others_waits_for_the_disk_too(
     rules: Rules, remote: Vendor, published: list[Message], consumes: Callable[..., None]
 ) -> None:
-    """What may be on the wire must not be forgotten. And of what it does not make, nothing is
-    read.
-    """
+    """What may be on the wire is not to be forgotten. Of what it does not make nothing is read."""
     consumes("here")
     rules({"DISPENSER": {"IN_WORKERS": 1}}, r=Rule(queues="here"))
     send("r"), send("r")
@@ -121,10 +130,7 @@ def test_where_it_makes_any_the_release_of_the_others_waits_for_the_disk_too(
 
 
 def test_while_the_broker_is_away_it_goes_on_with_what_it_makes_itself(
-    rules: Rules,
-    remote: Vendor,
-    consumes: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    rules: Rules, remote: Vendor, consumes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that hangs would keep all back, each time."""
     refused: list[int] = []
@@ -263,13 +269,21 @@ def test_a_job_is_what_a_worker_would_have_begun(
     assert CallQueue.objects.get(pk=mine.call.pk).status == Status.DONE
 
 
+def test_a_permit_that_waits_is_charged_and_left_to_its_waiter(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        one = new_waiter()
+        one.step()
+    assert begin() == []
+    charged = CallAttempt.objects.open().get()
+    assert (charged.started_at, pass_now(one).attempt.id) == (None, charged.pk)
+
+
 @pytest.mark.parametrize("what", ["is made", "is undone", "cannot be made"])
 def test_what_is_composed_meanwhile_is_sent_and_recorded_once_it_is_begun_for_certain(
     rules: Rules, remote: Vendor, what: str
 ) -> None:
-    """Sent before, it could go twice; recorded before, there is no row yet, and nobody would know
-    what became of it.
-    """
+    """Sent before, it could go twice; recorded before, it has no row yet."""
     monkeypatch = pytest.MonkeyPatch()
     stands, wait = threading.Event(), flight.Clearance.wait
     monkeypatch.setattr(flight.Clearance, "wait", lambda one: stands.set() or wait(one))
@@ -413,9 +427,7 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """It waits for one that was killed on its host until a sign of life is overdue: another
-    container may have the same host's name.
-    """
+    """One that seems killed may be in another container with the same host's name."""
     consumes("here")
     rules(r=Rule(queues="here"))
     digest, killed = digest_of(opinion_of(conf.current().book)), subprocess.Popen(["true"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +18,26 @@ from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.limits import kinds
 from callqueue.look import look
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.testing import run_callqueue, travel
 from tests.db.ledger.test_clock_jumps import Clocks, answer_all, at_command
-from tests.support.behaviour import Vendor, release, send
+from tests.support.behaviour import release, send
 from tests.support.ledger import CALL, answer
 from tests.support.new_kind import Spaced
 
 Rules = Callable[..., None]
+
+
+def waiting_calls(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, rule: Rule, calls: Sequence[Any]
+) -> Clocks:
+    """These calls wait under rule r; a clock in the test's hands."""
+    clock = at_command(monkeypatch)
+    rules(r=rule)
+    ensure_states("default", list(conf.current().rules))
+    CallQueue.objects.send_many(calls, rule="r")
+    CallQueue.objects.update(due_at_dt=clock.wall, ready=True)
+    ledger_time.watch("default").look()
+    clock.pass_by(1)
+    return clock
 
 
 def test_a_limit_counts_all_that_is_open_however_much_that_is(
@@ -47,17 +60,16 @@ def test_deleting_a_call_makes_no_room(rules: Rules) -> None:
 
 
 def test_higher_priority_first_then_the_order_of_being_due(rules: Rules) -> None:
-    """What is not due yet waits, and keeps nobody back; what other code made goes too, and what it
-    cancelled or deleted does not.
-    """
+    """What is not due keeps nobody back; what other code made goes, what it ended does not."""
     rules(r=Rule(limits=[SlidingWindow("4/m")]))
     later = send("r", priority=9, not_before=timezone.now() + timedelta(hours=1))
     low, high, middle = send("r"), send("r", priority=9), send("r", priority=5)
     late, cancelled, deleted = (send("r", priority=9) for _ in range(3))
+    CallQueue.objects.filter(pk=late.pk).update(due_at_dt=F("due_at_dt") - timedelta(minutes=1))
     CallQueue.objects.filter(pk=cancelled.pk).update(status=states.CANCELLED)
     deleted.delete()
     made = CallQueue.objects.create(rule="r", priority=1, call_data=CALL)
-    assert release() == [high, late, middle, made]
+    assert release() == [late, high, middle, made]
     assert low.status == states.NEW
     answer(ago=3600)
     CallQueue.objects.filter(pk=later.pk).update(due_at_dt=timezone.now() - timedelta(seconds=1))
@@ -86,6 +98,15 @@ def test_all_limits_must_admit_a_call(rules: Rules) -> None:
     for _ in range(6):
         send("r")
     assert len(release()) == 2
+    answer(ago=61)
+    assert release() == [], "the longest of them still counts those"
+
+
+def test_limits_in_different_units_are_all_charged_within_a_pass(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/m"), SlidingWindow("100/m", unit="tokens")]))
+    for tokens in (10, 60, 60, 60):
+        send("r", cost={"tokens": tokens})
+    assert len(release()) == 2
 
 
 def test_a_call_that_no_limit_could_ever_admit_fails_and_keeps_nobody_back(rules: Rules) -> None:
@@ -113,17 +134,17 @@ def test_under_a_shared_budget_every_key_has_its_turn(rules: Rules) -> None:
     assert sorted(served) == list("abcdefghijklmnopqrstuvwxyz")
 
 
-def test_the_next_look_comes_before_the_slot_of_the_next_call(rules: Rules, remote: Vendor) -> None:
+def test_the_next_look_comes_before_the_slot_of_the_next_call(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Released then, it goes ahead of its slot: the broker's time is none of the limit's."""
-    rules(r=Rule(limits=[SlidingWindow("1/m")]))
-    with travel() as clock:
-        send("r")
-        run_callqueue()
-        send("r")
-        opens_in = release_pass.release("default", ["r"]).opens_in
-        assert opens_in is not None
-        clock.forward(opens_in)
-        assert len(release_pass.release("default", ["r"]).released) == 1
+    clock = waiting_calls(
+        rules, monkeypatch, Rule(limits=[SlidingWindow("1/m"), SlidingWindow("9/m")]), [CALL] * 2
+    )
+    assert len(release_pass.release("default", ["r"]).released) == 1
+    answer_all(clock)
+    clock.pass_by(release_pass.release("default", ["r"]).opens_in)
+    assert len(release_pass.release("default", ["r"]).released) == 1
     attempt = CallAttempt.objects.open().get()
     assert attempt.send_at > attempt.released_at
 
@@ -204,22 +225,16 @@ class Minute:
     ids=["tokens", "tallied", "bucket", "costly", "queues", "tokens of keys"],
 )
 def test_a_backlog_behind_a_limit_that_is_used_up_costs_little(
-    settings: Any,
+    rules: Rules,
     monkeypatch: pytest.MonkeyPatch,
     rule: Rule,
     options: Mapping[str, Any],
     keys: int,
     most: int,
 ) -> None:
-    clock = at_command(monkeypatch)
-    settings.CALLQUEUE = {"RULES": {"r": rule}}
-    ensure_states("default", list(conf.current().rules))
-    for key in range(keys):
-        own = {"key": f"k{key}"} if keys > 1 else {}
-        CallQueue.objects.send_many([CALL] * (WAITING // keys), rule="r", **options, **own)
-    CallQueue.objects.update(due_at_dt=clock.wall, ready=True)
-    ledger_time.watch("default").look()
-    clock.pass_by(1)
+    names = [{"key": f"k{number}"} if keys > 1 else {} for number in range(keys)]
+    calls = [{"call_data": CALL, **options, **one} for one in names for _ in range(WAITING // keys)]
+    clock = waiting_calls(rules, monkeypatch, rule, calls)
     Minute(clock, monkeypatch).run()
     second = Minute(clock, monkeypatch)
     second.run()

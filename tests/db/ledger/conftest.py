@@ -36,11 +36,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Later:
 
 @pytest.fixture
 def thousand(monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many calls stand for a thousand where a window is so long that it is tallied.
-
-    A tenth of it on the other databases than PostgreSQL, of the thresholds too, unless their whole
-    suite runs: there the same passes take four times as long.
-    """
+    """A thousand calls, or a tenth on slower databases, and of the thresholds of tallies too."""
     if connection.vendor == "postgresql" or length.is_whole():
         return 1000
     coarse = tallies.COARSE // 10

@@ -17,6 +17,7 @@ from callqueue.forecast import has_room
 from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt
+from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import release, response, send
 
@@ -127,9 +128,7 @@ def test_a_database_that_is_away_is_told_later(
 def test_what_only_tallied_limits_count_is_not_told_of(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They ask for the answer: telling would be for nothing. Which those are, and what is slow, is
-    asked of what is in force, and not of this process's own settings.
-    """
+    """Telling would be for nothing. It goes by what is in force, not by its own settings."""
     monkeypatch.setattr(settings, "LATELY", 0.0)
     assert released(rules, Rule(limits=[SlidingWindow("5000/m")]), calls=2) == 2
     jobs = under_way(ago=11)
@@ -163,6 +162,18 @@ def test_what_the_answer_adds_to_the_cost_is_charged_from_the_answer(rules: Rule
     assert len(release()) == 2
 
 
+def test_what_several_answers_made_dearer_than_the_burst_is_owed(rules: Rules) -> None:
+    bucket = TokenBucket("100/h", burst=100, unit="tokens")
+    settles = Rule(limits=[bucket], settle=lambda answer: None)
+    assert released(rules, settles, cost={"tokens": 50}) == 2
+    for job in under_way(ago=0):
+        answered(job, settled={"tokens": 100})
+    together = ledger_time.now("default")
+    CallAttempt.objects.update(sent_at=together, finished_at=together)
+    with travel(minutes=61):
+        assert release() == []
+
+
 def test_keys_that_wait_for_room_are_woken_by_what_was_told_of(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/4s", per="key")]))
     for key in "abab":
@@ -174,9 +185,7 @@ def test_keys_that_wait_for_room_are_woken_by_what_was_told_of(rules: Rules) -> 
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_a_dispenser_that_waits_for_an_answer_goes_on_when_the_ledger_is_told(
-    rules: Rules,
-) -> None:
+def test_a_dispenser_that_waits_for_an_answer_goes_on_when_the_ledger_is_told(rules: Rules) -> None:
     rules(r=Rule(limits=[TokenBucket("10/s", burst=1)]))
     for _ in range(2):
         send("r")

@@ -1,6 +1,4 @@
-"""The database's clock jumps: never over the limit, no stall longer than a window, and no dearer where
-the ledger counts more.
-"""
+"""The clock jumps: never over the limit, no stall longer than a window, and no dearer."""
 
 from __future__ import annotations
 
@@ -17,7 +15,17 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from callqueue import FixedWindow, Retry, Rule, SlidingWindow, clocks, conf, database, states
+from callqueue import (
+    FixedWindow,
+    Retry,
+    Rule,
+    SlidingWindow,
+    clocks,
+    conf,
+    database,
+    states,
+    transitions,
+)
 from callqueue.database import ClockNow, from_us, server_clock
 from callqueue.dispatch.chores import Chores
 from callqueue.dispatch.dispenser import Membership
@@ -106,9 +114,7 @@ def at_command(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 
 def released(two_clocks: Clocks) -> int:
-    """What the next passes release within a tenth of a second: a pass that finds the clock jumped
-    looks again.
-    """
+    """What passes release in a tenth of a second: one that finds a jump looks again."""
     count = 0
     for _ in range(5):
         count += len(release("default", ["r"]).released)
@@ -147,9 +153,7 @@ def rates_in_force() -> set[str]:
 def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after_it(
     two_clocks: Clocks, who: str
 ) -> None:
-    """Its limit was taken for that of one that is long dead, and the laxer one of two held: by whom
-    the clock jumped while it began, too.
-    """
+    """It was taken for long dead, and the laxer limit held: by one that begins just then, too."""
     settings.Party("default").join(STRICT)
     others = ledger_time.watch("default")
     others.look()
@@ -168,9 +172,7 @@ def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after
 def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
     two_clocks: Clocks, begins: bool
 ) -> None:
-    """Two days are longer than the silent are remembered. Forgotten by one that begins and cannot
-    know of the jump, a dispenser would hold no opinion until its next sign of life.
-    """
+    """Two days: longer than the silent are remembered."""
     stays = Membership("default", "stays", lambda: STRICT)
     goes = settings.Party("default")
     stays.follow_settings()
@@ -189,9 +191,7 @@ def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
 def test_a_sign_of_life_by_a_clock_that_was_set_and_set_back_holds_nothing(
     two_clocks: Clocks,
 ) -> None:
-    """Its row was put right when others followed, and the ledger lies where it lay before: as if a
-    backup had been restored that does not know it.
-    """
+    """Its row was put right with the jump, and the ledger lies where it lay before."""
     own = conf.current().book
     one = Membership("default", "me", lambda: own)
     one.runs = True
@@ -211,6 +211,31 @@ def test_a_sign_of_life_by_a_clock_that_was_set_and_set_back_holds_nothing(
     two_clocks.pass_by(3)
     one.heartbeat()
     assert not Hold.objects.exists()
+
+
+def test_a_sign_of_life_by_a_clock_that_was_set_back_is_put_right(two_clocks: Clocks) -> None:
+    """Taken for long dead, its limit would count no more."""
+    party, others = settings.Party("default"), ledger_time.watch("default")
+    party.join(STRICT)
+    others.look()
+    two_clocks.pass_by(1)
+    two_clocks.jump(-3600)
+    party.heartbeat()
+    recovery.beat("default", "me", digest=party.digest)
+    two_clocks.pass_by(0.1)
+    others.look()
+    assert settings._is_held("default", party.digest, two_clocks.ledger)
+    assert rates_in_force() == {"2/m", "40/m"}
+
+
+@pytest.mark.parametrize("jump", [3600.0005, -3600.0005, 0.1003])
+def test_ledger_time_errs_late_by_less_than_it_is_moved_by_at_least(
+    two_clocks: Clocks, jump: float
+) -> None:
+    before = two_clocks.ledger
+    two_clocks.jump(jump)
+    ledger_time.watch("default").look()
+    assert timedelta(0) <= before - two_clocks.ledger <= timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize("begin_to_age", [answer_all, tell_of_all])
@@ -234,9 +259,7 @@ def test_a_jump_makes_no_room_and_stalls_no_longer_than_a_window(
 def test_what_is_to_come_comes_as_soon_as_it_was_to_and_what_is_over_is_over(
     two_clocks: Clocks, jump: int
 ) -> None:
-    """The waits of the app's own are as long as ever, and no longer where the clock is set back, not
-    of those either that were over by then; an appointment that somebody made stays.
-    """
+    """The app's own waits get no longer where the clock is set back; an appointment stays."""
     assert released(two_clocks) == 20
     begun, wall = two_clocks.mono, two_clocks.wall
     retry, later, dead, kept, was_due, was_dead = CallQueue.objects.new().order_by("pk")[:6]
@@ -279,9 +302,7 @@ def test_what_is_to_come_comes_as_soon_as_it_was_to_and_what_is_over_is_over(
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writes at a time")
 def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Clocks) -> None:
-    """Nobody waits for an application's transaction with the ledger's row in hand, nor for a pass
-    that is frozen, and has its rule's row.
-    """
+    """Nor is a frozen pass, with the ledger's row in hand."""
     first, second = CallQueue.objects.order_by("pk")[:2]
     due = two_clocks.wall + timedelta(seconds=10)
     CallQueue.objects.filter(pk__lte=second.pk).update(
@@ -347,9 +368,7 @@ def test_what_ended_a_little_later_than_it_is_has_ended_now_and_was_sent_when_it
 def test_a_begin_that_finds_nothing_to_begin_reads_the_clock_between_two_instants_of_its_own(
     monkeypatch: pytest.MonkeyPatch, transactional_db: None
 ) -> None:
-    """It waits for later slots by what it read: had it read later than it thinks, they would go
-    early.
-    """
+    """It waits for later slots by what it read: had it read later, they would go early."""
     read_at: list[float] = []
     rows = database.rows
     monkeypatch.setattr(ledger_time, "_watches", {})
@@ -368,8 +387,8 @@ def test_a_begin_that_finds_nothing_to_begin_reads_the_clock_between_two_instant
 class Others:
     """Processes beside this one, each with what it knows of the clock."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = "one"
+    def __init__(self, two_clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.clocks = "one", two_clocks
         self.watches: dict[str, ledger_time.Watch] = {}
         monkeypatch.setattr(ledger_time, "watch", self.watch)
 
@@ -380,12 +399,19 @@ class Others:
         self.now = name
         return self.watch("default")
 
-    def be_new(self, two_clocks: Clocks) -> None:
+    def look(self, *names: str, times: int = 1, then: float = 0.0) -> None:
+        """These look at the clock one after the other; then so many seconds go by."""
+        for _ in range(times):
+            for name in names:
+                self.be(name).look()
+            self.clocks.pass_by(then)
+
+    def be_new(self) -> None:
         """One that has just begun; while it waits until the clock is known, a dispenser looks."""
 
         def pass_by(seconds: float) -> None:
-            two_clocks.pass_by(seconds)
-            self.be("dispenser").look()
+            self.clocks.pass_by(seconds)
+            self.look("dispenser")
             self.be("newcomer")
 
         self.be("newcomer")
@@ -394,7 +420,7 @@ class Others:
 
 @pytest.fixture
 def others(two_clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> Others:
-    return Others(monkeypatch)
+    return Others(two_clocks, monkeypatch)
 
 
 def used_up(two_clocks: Clocks) -> None:
@@ -409,26 +435,19 @@ def used_up(two_clocks: Clocks) -> None:
 def test_who_missed_one_jump_of_two_deals_with_what_is_left(
     two_clocks: Clocks, others: Others, jumps: tuple[float, float], who: str
 ) -> None:
-    """The dispenser sees both, and the others neither: the sleeper knew the clock, the idler has
-    looked once, and the beginner has only begun something. Whoever meets the second first takes
-    over no more than what is left.
-    """
-    for _ in range(2):
-        others.be("sleeper").look()
-        others.be("dispenser").look()
-        two_clocks.pass_by(1)
+    """The dispenser sees both jumps, and the others neither."""
+    others.look("sleeper", "dispenser", times=2, then=1)
     used_up(two_clocks)
-    others.be("idler").look()
+    others.look("idler")
     others.be("beginner")
     begin("default", [0])
     two_clocks.pass_by(1)
     two_clocks.jump(jumps[0])
-    others.be("dispenser").look()
-    two_clocks.pass_by(1)
+    others.look("dispenser", then=1)
     two_clocks.jump(jumps[1])
     others.be(who)
     assert released(two_clocks) == 0
-    others.be("dispenser").look()
+    others.look("dispenser")
     others.be(who)
     two_clocks.pass_by(60.5)
     assert released(two_clocks) == 20
@@ -438,19 +457,13 @@ def test_who_missed_one_jump_of_two_deals_with_what_is_left(
 def test_who_has_looked_for_a_while_goes_by_what_it_saw_though_nobody_has_agreed_since(
     two_clocks: Clocks, others: Others, forward: float
 ) -> None:
-    """Others saw the clock set back, and died before they saw it put forward again: by what they
-    say, an hour has gone by.
-    """
+    """Others saw it set back, and died: by what they say, an hour has gone by."""
     others.be("dispenser").settle()
-    for _ in range(3):
-        others.be("idler").look()
-        others.be("dispenser").look()
-        two_clocks.pass_by(0.5)
+    others.look("idler", "dispenser", times=3, then=0.5)
     used_up(two_clocks)
-    others.be("idler").look()
+    others.look("idler")
     two_clocks.jump(-3600)
-    others.be("dispenser").look()
-    two_clocks.pass_by(0.1)
+    others.look("dispenser", then=0.1)
     two_clocks.jump(forward)
     others.be("idler")
     assert released(two_clocks) == 0
@@ -574,12 +587,9 @@ def test_who_sees_the_clock_set_back_makes_up_for_no_mistake_of_others(
 def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
     two_clocks: Clocks, others: Others, slept: float, jump: float
 ) -> None:
-    """It was frozen, or nobody has heard of it yet, so that they did not wait for it: were ledger
-    time put forward for its sake, what they have made would count no more.
-    """
-    others.be("sleeper").look()
-    two_clocks.pass_by(1)
-    others.be("sleeper").look()
+    """Were ledger time put forward for its sake, what they have made would count no more."""
+    others.look("sleeper", then=1)
+    others.look("sleeper")
     two_clocks.jump(jump)
     others.be("newcomer")
     assert released(two_clocks) == 20
@@ -594,23 +604,29 @@ def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
     assert released(two_clocks) == 20
 
 
+def test_who_only_records_has_agreed_before(two_clocks: Clocks, others: Others) -> None:
+    """Else who saw the clock before it was set back, and not since, puts ledger time forward."""
+    others.look("sleeper", then=1)
+    assert released(two_clocks) == 20
+    two_clocks.jump(-3600)
+    others.look("newcomer", then=1)
+    answer_all(two_clocks)
+    others.be("sleeper")
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(60.5)
+    assert released(two_clocks) == 20
+
+
 def test_who_came_before_others_dealt_with_a_jump_takes_over_what_they_say_of_it(
     two_clocks: Clocks, others: Others
 ) -> None:
-    """However the clock was set back meanwhile: what it read first was in no frame. Were ledger time
-    set back to that, holds and open attempts would stay for a day.
-    """
-    for _ in range(2):
-        others.be("dispenser").look()
-        two_clocks.pass_by(1)
+    """What it read first was in no frame: set back to that, holds would stay for a day."""
+    others.look("dispenser", times=2, then=1)
     true, began = two_clocks.ledger, two_clocks.mono
     two_clocks.jump(-86_400)
-    others.be("newcomer").look()
-    others.be("dispenser").look()
-    two_clocks.pass_by(0.3)
+    others.look("newcomer", "dispenser", then=0.3)
     two_clocks.jump(-1)
-    others.be("dispenser").look()
-    others.be("newcomer").look()
+    others.look("dispenser", "newcomer")
     went_by = two_clocks.mono - began
     assert abs((two_clocks.ledger - true).total_seconds() - went_by) < 0.011
 
@@ -659,30 +675,27 @@ def just_before(
 def test_a_clock_set_back_while_one_agrees_puts_nothing_in_the_future(
     two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
-    """A dispenser sees that and puts ledger time right: what had ended by the wrong time meanwhile
-    would count no more, and a hold would be over.
-    """
+    """What had ended by the wrong time would count no more, and a hold would be over."""
     two_clocks.pass_by(1)
     others.be("dispenser").settle()
     used_up(two_clocks)
     holds.lay("default", ["r"], "key", "k", timedelta(seconds=600), "", source="operator")
     until = Hold.objects.get().until
-    others.be("newcomer").look()
+    others.look("newcomer")
 
     def jumps() -> None:
-        others.be("dispenser").look()
+        others.look("dispenser")
         two_clocks.pass_by(0.1)
         two_clocks.jump(-3600)
         others.be("newcomer")
 
     two_clocks.pass_by(0.4)
-    others.be("dispenser").look()
-    two_clocks.pass_by(0.4)
+    others.look("dispenser", then=0.4)
     newcomer = others.be("newcomer")
     just_before(monkeypatch, between, jumps, newcomer if between == "look" else ledger_time)
     newcomer.agree()
     two_clocks.pass_by(0.1)
-    others.be("dispenser").look()
+    others.look("dispenser")
     assert released(two_clocks) == 0
     assert Hold.objects.get().until == until
 
@@ -691,18 +704,15 @@ def test_a_hold_that_was_made_longer_since_the_clock_was_set_back_gets_no_shorte
     two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one that goes by what another has agreed, before that one has shortened what is ahead."""
-    others.be("dispenser").look()
-    two_clocks.pass_by(1)
+    others.look("dispenser", then=1)
     others.be("dispenser").settle()
     hold = ("default", ["r"], "key", "k")
     holds.lay(*hold, timedelta(seconds=30), "", source="provider")
     two_clocks.jump(-3600)
-    others.be("quick").look()
-    others.be("last").look()
-    two_clocks.pass_by(1)
+    others.look("quick", "last", then=1)
 
     def lay() -> None:
-        others.be("quick").look()
+        others.look("quick")
         holds.lay(*hold, timedelta(hours=2), "", source="provider")
         others.be("last")
 
@@ -754,8 +764,7 @@ def test_a_key_waits_no_longer_where_ledger_time_stays_late(
     two_clocks: Clocks, others: Others, rules: Any
 ) -> None:
     rules(keyed=Rule(limits=[SlidingWindow("1/3s", per="key")]))
-    others.be("dispenser").look()
-    two_clocks.pass_by(2)
+    others.look("dispenser", then=2)
     others.be("dispenser").settle()
     for _ in range(2):
         send("keyed", key="k")
@@ -763,8 +772,7 @@ def test_a_key_waits_no_longer_where_ledger_time_stays_late(
     release("default", ["keyed"])
     answer_all(two_clocks)
     assert release("default", ["keyed"]).released == []
-    others.be("newcomer").look()
-    two_clocks.pass_by(1)
+    others.look("newcomer", then=1)
     others.be("newcomer").settle()
     two_clocks.jump(-3600)
     look_twice_a_second(two_clocks, others, 2, "dispenser")
@@ -788,7 +796,7 @@ def test_who_is_new_waits_from_when_its_first_look_has_ended(
     """It took a second to connect, and the clock jumped just before it was read."""
     used_up(two_clocks)
     two_clocks.pass_by(1)
-    others.be("dispenser").look()
+    others.look("dispenser")
     shown = database.clock_sql
 
     def connects(using: str) -> str:
@@ -800,7 +808,7 @@ def test_who_is_new_waits_from_when_its_first_look_has_ended(
     monkeypatch.setattr(database, "clock_sql", connects)
     assert others.be("newcomer").settles_in() > 0.5
     two_clocks.pass_by(0.5)
-    others.be("dispenser").look()
+    others.look("dispenser")
     others.be("newcomer")
     assert released(two_clocks) == 0
 
@@ -810,18 +818,13 @@ def test_who_is_new_waits_from_when_its_first_look_has_ended(
 def test_who_was_idle_for_an_hour_leaves_a_jump_to_those_who_saw_it(
     two_clocks: Clocks, others: Others, drift: float, jump: float
 ) -> None:
-    """So long apart, two clocks may differ by as much as a small jump, and by a part of a large
-    one.
-    """
-    others.be("newcomer").look()
-    two_clocks.pass_by(3600)
+    """So long apart, two clocks may differ by as much as a small jump, or part of a large one."""
+    others.look("newcomer", then=3600)
     two_clocks.jump(drift)
     true, began = two_clocks.ledger, two_clocks.mono
-    for _ in range(3):
-        others.be("dispenser").look()
-        two_clocks.pass_by(0.5)
+    others.look("dispenser", times=3, then=0.5)
     two_clocks.jump(jump)
-    others.be_new(two_clocks)
+    others.be_new()
     written = in_time("default", lambda locked: locked.now)
     went_by = two_clocks.mono - began
     assert 1.5 < went_by < 2.5
@@ -834,14 +837,11 @@ def test_who_was_frozen_before_its_pass_counts_as_new_and_releases_nothing_yet(
 ) -> None:
     """For an hour, after it had looked at the clock: what drift may hide is more than the jump."""
     for _ in range(2):
-        others.be("dispenser").look()
-        others.be("frozen").look()
+        others.look("dispenser", "frozen")
         others.be("frozen").agree()
         two_clocks.pass_by(0.5)
     two_clocks.pass_by(3600)
-    for _ in range(2):
-        others.be("dispenser").look()
-        two_clocks.pass_by(0.4)
+    others.look("dispenser", times=2, then=0.4)
     two_clocks.jump(jump)
     frozen = others.be("frozen")
     assert not release("default", ["r"]).released
@@ -851,10 +851,7 @@ def test_who_was_frozen_before_its_pass_counts_as_new_and_releases_nothing_yet(
 def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker's machine was paused for a while and cannot tell, as virtual ones are: it finds that
-    the clock has jumped, and is alone with that. Ledger time is late from then on, for all; were it
-    put forward again, what the worker has written by it would be too early.
-    """
+    """As virtual machines do. Put forward again, what it has written would be too early."""
     moved = Mock(side_effect=ledger_time.set_back)
     monkeypatch.setattr(ledger_time, "set_back", moved)
     behind = {"worker": 0.0}
@@ -863,12 +860,11 @@ def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     monkeypatch.setattr(ledger_time, "time", SimpleNamespace(sleep=two_clocks.pass_by))
     for _ in range(3):
         two_clocks.pass_by(0.5)
-        others.be("dispenser").look()
-        others.be("worker").look()
+        others.look("dispenser", "worker")
     two_clocks.pass_by(40)
     behind["worker"] = 40.0
     for _ in range(2):
-        others.be("dispenser").look()
+        others.look("dispenser")
         ids = [one.attempt_id for one in release("default", ["r"], batch=10).released]
         assert len(ids) == 10
         others.be("worker")
@@ -877,7 +873,7 @@ def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
         recorder.record("default", results)
         for _ in range(5):
             two_clocks.pass_by(0.4)
-            others.be("dispenser").look()
+            others.look("dispenser")
     others.be("dispenser")
     two_clocks.pass_by(50)
     assert released(two_clocks) == 0
@@ -886,10 +882,27 @@ def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
     assert moved.call_count < 5, "and nobody goes on moving it"
 
 
+def test_what_is_begun_while_others_deal_with_a_jump_has_no_lease_of_the_wrong_time(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They mend the leases that are there by then: it reads the clock before, and writes after."""
+    others.look("dispenser", "worker", then=1)
+    ids = [one.attempt_id for one in release("default", ["r"], batch=2).released]
+    others.look("dispenser", then=0.1)
+
+    def jumps() -> None:
+        two_clocks.jump(-3600)
+        others.look("dispenser")
+        others.be("worker")
+
+    just_before(monkeypatch, "begin", jumps, transitions)
+    others.be("worker")
+    assert begin("default", ids) == []
+    assert not CallAttempt.objects.filter(started_at__isnull=False).exists()
+
+
 def test_a_jump_that_a_slow_reading_hides_is_not_credited(two_clocks: Clocks) -> None:
-    """The clock's answer may have come at any moment of it, so the time that has surely gone by
-    counts and no more.
-    """
+    """The answer may have come at any moment of it: only the time that surely went by counts."""
     watch = ledger_time.watch("default")
     watch.look()
     last = watch.last
@@ -906,14 +919,14 @@ def test_a_cleanup_just_after_the_clock_has_jumped_deletes_nothing_that_counts(
     two_clocks: Clocks, others: Others, is_new: bool
 ) -> None:
     """A command is a process of its own, and cannot know; a dispenser deals with it soon."""
-    others.be("dispenser").look()
+    others.look("dispenser")
     used_up(two_clocks)
     CallQueue.objects.all().delete()
     two_clocks.pass_by(1)
-    others.be("dispenser").look()
+    others.look("dispenser")
     two_clocks.jump(86400 * 60)
     if is_new:
-        others.be_new(two_clocks)
+        others.be_new()
     cleanup.clean("default")
     assert CallAttempt.objects.count() == 20
 
@@ -923,9 +936,7 @@ def test_a_cleanup_just_after_the_clock_has_jumped_deletes_nothing_that_counts(
 
 @pytest.fixture
 def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> Job:
-    """A call that a worker has begun, an hour after the last jump that was followed. The two_clocks
-    are real; a jump is a test's.
-    """
+    """A call that a worker has begun, an hour after the last jump. The clocks are real."""
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     monkeypatch.setattr(ledger_time, "_watches", {})
     ensure_states("default", ["r"])
@@ -947,9 +958,7 @@ def answered(job: Job, status: int = 200, headers: Any = None) -> Result:
 def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    """Who meets the jump first has the ledger moved before he writes; the hold is as long as the
-    answer says.
-    """
+    """Who meets the jump first moves the ledger before he writes; the hold is as long as asked."""
     before, sent = ledger_time.moved("default"), ledger_time.now("default")
     report = answered(job, 429, {"Retry-After": "30"})
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
@@ -1188,9 +1197,9 @@ def test_a_copy_that_lagged_by_a_second_has_gone_back_though_somebody_has_agreed
     one.heartbeat()
     copied = [*DispenserState.objects.all(), *LedgerState.objects.all()]
     two_clocks.pass_by(1)
-    others.be("newcomer").look()
+    others.look("newcomer")
     others.be("newcomer").agree()
-    others.be("dispenser").look()
+    others.look("dispenser")
     assert released(two_clocks) > 0
     one.heartbeat()
     CallAttempt.objects.all().delete()
@@ -1205,9 +1214,7 @@ def test_a_copy_that_lagged_by_a_second_has_gone_back_though_somebody_has_agreed
 def test_a_server_that_was_set_back_with_its_clock_has_gone_back(
     two_clocks: Clocks, since_beat: float, down: float
 ) -> None:
-    """A virtual machine goes on from a snapshot. The sign of life that it remembers is from just
-    before the clock jumped, as one that was given by the wrong time.
-    """
+    """A virtual machine goes on from a snapshot, of just before the clock jumped."""
     own = conf.current().book
     one, watch = Membership("default", "me", lambda: own), ledger_time.watch("default")
     one.runs = True

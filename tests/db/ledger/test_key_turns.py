@@ -16,11 +16,11 @@ from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, control, da
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import LEAD, ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import holds, ledger_time, ready_calls
+from callqueue.ledger import holds, ready_calls
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, KeyTurn
 from tests.support.behaviour import move_ledger, release, send
-from tests.support.ledger import CALL, Later, answer
+from tests.support.ledger import CALL, Later, answer, past_attempts
 from tests.support.locking import held_by_a_host
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
@@ -55,12 +55,8 @@ def test_news_of_keys_stays_while_a_key_is_held_however_far_the_clock_was_set(
 
 def blocked_keys(rule: str, count: int, priority: int = 0) -> None:
     """Keys that have used up what they may, with calls waiting."""
-    calls = [
-        {"call_data": CALL, "key": f"used{i:05}", "priority": priority}
-        for i in range(count)
-        for _ in range(2)
-    ]
-    CallQueue.objects.send_many(calls, rule=rule)
+    used = [{"call_data": CALL, "key": f"used{i:05}"} for i in range(count)]
+    CallQueue.objects.send_many(used * 2, rule=rule, priority=priority)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +106,25 @@ def test_a_hold_on_a_key_ends_by_itself_or_where_other_code_takes_it_away(
     assert passes(1) == ["held"]
 
 
+def test_a_hold_that_is_laid_anew_may_end_earlier(rules: Rules, later: Later) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/s", per="key")]))
+    send("r", key="k")
+    for seconds in (60, 2):
+        control.pause("default", "r", key="k", seconds=seconds)
+        assert passes(1) == []
+    later(2.5)
+    assert passes(1) == ["k"]
+
+
+def test_a_hold_on_a_part_of_keys_holds_all_that_have_it(rules: Rules) -> None:
+    rules(r=Rule())
+    holds.lay("default", ["r"], "channel", "C1", None, "", source="operator")
+    for channel in ("C1", "C2", "C1"):
+        send("r", key={"key": f"of {channel}", "channel": channel})
+    (key,) = passes(1)
+    assert "of C2" in key
+
+
 def test_a_key_that_waits_for_an_answer_goes_when_that_has_come(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1, per="key")]))
     for key in "ab":
@@ -121,9 +136,7 @@ def test_a_key_that_waits_for_an_answer_goes_when_that_has_come(rules: Rules) ->
 
 @pytest.mark.parametrize("period", [2, 20])
 def test_a_key_goes_when_its_window_has_room_again(rules: Rules, period: int, later: Later) -> None:
-    """It waits for the limit that keeps it back and for no other, which has room: it would be
-    looked at again at once, pass after pass.
-    """
+    """It waits for the limit that keeps it back, and for no other, which has room."""
     rates = f"1/{period}s", f"5/{period}s"
     rules(r=Rule(limits=[SlidingWindow(rate, per="key") for rate in rates]))
     for key in "abab":
@@ -142,9 +155,7 @@ def test_a_key_goes_when_its_window_has_room_again(rules: Rules, period: int, la
 def test_a_key_waits_for_as_long_as_the_costly_call_that_goes_first(
     rules: Rules, window: str, behind: str
 ) -> None:
-    """What stands behind it would have room: it was looked at again at once, pass after pass, for as
-    long as the other waits. `behind` is the same call of the key, or of another that shares its limit.
-    """
+    """Else what stands behind it, of this key or another, is looked at pass after pass."""
     rules(r=Rule(limits=[SlidingWindow(f"8/{window}", per="account", unit="tokens")]))
 
     def cost(tokens: int, part: str = "a") -> None:
@@ -227,13 +238,7 @@ def test_keys_with_a_backlog_take_turns_from_one_pass_to_the_next(rules: Rules) 
 def test_a_bucket_of_a_key_is_looked_at_once_its_oldest_charge_is_forgotten(rules: Rules) -> None:
     """It counts as empty before that; without it, there may be a token half a second sooner."""
     rules(r=Rule(limits=[TokenBucket("2/s", burst=1, per="key", jitter=0.01)]))
-    now = ledger_time.now("default")
-    for number, ago in enumerate((1.7, 1.19, 0.68, 0.17)):
-        instants = dict.fromkeys(("released_at", "started_at", "sent_at", "finished_at"), now)
-        instants |= {name: at - timedelta(seconds=ago) for name, at in instants.items()}
-        CallAttempt.objects.create(
-            call_id=10**9, number=number, rule="r", key="a", outcome="succeeded", **instants
-        )
+    now = past_attempts("r", ["a"] * 4, minutes=[ago / 60 for ago in (1.7, 1.19, 0.68, 0.17)])
     send("r", key="a")
     assert passes(1) == []
     turn = KeyTurn.objects.get()
@@ -258,12 +263,7 @@ def test_keys_that_go_in_one_pass_go_in_the_same_order_in_later_ones(
 def test_a_pass_goes_on_behind_as_many_blocked_keys_as_one_looks_at(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("16/s"), SlidingWindow("1/d", per="key")]))
     keys = [f"used{i:03}" for i in range(40)]
-    ended = ledger_time.now("default") - timedelta(hours=1)
-    instants = dict.fromkeys(("released_at", "started_at", "sent_at", "finished_at"), ended)
-    CallAttempt.objects.bulk_create(
-        CallAttempt(call_id=10**9, number=i, rule="r", key=key, outcome="succeeded", **instants)
-        for i, key in enumerate(keys)
-    )
+    past_attempts("r", keys, minutes=[60] * len(keys))
     for key in [*keys, "zz-new"]:
         send("r", key=key)
     ensure_states("default", ["r"])
@@ -349,9 +349,7 @@ def test_a_call_that_somebody_has_locked_keeps_back_no_other_of_a_key_that_lets_
 
 
 def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
-    """With ten times as many blocked keys a pass makes the same statements, and reads no more
-    turns.
-    """
+    """With ten times as many, a pass makes the same statements and reads no more turns."""
     seen = {}
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
     for count in (20, 200):

@@ -1,9 +1,4 @@
-"""Dispensers whose settings differ, one after the other and at once: what is in force, what is
-counted, and who is told.
-
-Dispensers are driven by hand here, each with settings of its own, as in processes of different
-releases.
-"""
+"""Dispensers whose settings differ: what is in force, what is counted, and who is told."""
 
 from __future__ import annotations
 
@@ -111,9 +106,7 @@ def moment(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_pass_that_locks_after_others_went_by_newer_settings_is_undone(
     waiting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It read the version before it had the rows: what others charged meanwhile may count in limits
-    that it does not know.
-    """
+    """What others charged meanwhile may count in limits that it does not know."""
     waiting(r=10)
     one = Process("one", r=LOOSE)
     one.joins()
@@ -163,6 +156,25 @@ def test_an_opinion_that_has_fallen_silent_counts_no_more(two: Any, moment: list
     assert strict.goes() == {}, "it comes back, and finds more than it would have allowed"
     answer_all(seconds_ago=61)
     assert loose.goes() == {"r": 2}
+
+
+def test_who_joins_an_opinion_that_has_fallen_silent_holds_it(waiting: Any) -> None:
+    waiting(r=9)
+    dead, one = Process("dead", r=STRICT), Process("one", r=STRICT)
+    dead.joins()
+    OpinionState.objects.update(seen_at=F("seen_at") - timedelta(hours=1))
+    one.joins()
+    assert OpinionState.objects.get().lapsed_at is None
+
+
+def test_no_version_comes_twice_though_a_backup_was_restored(two: Any) -> None:
+    """A pass that began before would go by its book."""
+    before = SettingsState.objects.get()
+    settings.set_rate("default", "r#0", "3/m")
+    used = settings.version("default")
+    before.save()
+    settings.set_rate("default", "r#0", "4/m")
+    assert settings.version("default") > used
 
 
 def test_a_process_whose_database_was_away_calls_nobody_silent(
@@ -215,6 +227,7 @@ def test_a_limit_that_this_version_does_not_know_stops_its_rules_alone(
     row.digest = "f" * 16
     row.save()
     assert older.goes() == {"b": 5}
+    assert release("default", ["a"], older.membership.book).released == []
 
 
 def test_calls_of_a_rule_that_another_dispenser_knows_are_left_alone(waiting: Any) -> None:
@@ -257,7 +270,7 @@ def test_what_has_lapsed_is_forgotten_once_no_limit_counts_it(waiting: Any) -> N
     after.joins()
     before.leave()
     lapsed = OpinionState.objects.filter(lapsed_at__isnull=False)
-    for ago, left in ((LATE, ["b"]), (120 * SECOND, [])):
+    for ago, left in ((LATE, ["b"]), (50 * SECOND, ["b"]), (70 * SECOND, [])):
         lapsed.update(lapsed_at=F("lapsed_at") - timedelta(microseconds=ago))
         cleanup.clean("default")
         (budget,) = settings.book_in_force("default", after.book).budgets["a"]
@@ -294,9 +307,7 @@ TEN = [
 def test_every_kind_of_limit_counts_its_former_rules(
     rules: Rules, limit: Any, is_answered: bool, is_removed: bool, thousand: int
 ) -> None:
-    """Seven of ten were used by b. It goes on without the limit, or is gone: a gets three, and more
-    when the seven have left.
-    """
+    """Seven of ten were used by b, which is without the limit now: a gets three."""
     if limit.capacity > 10:
         limit = SlidingWindow(f"{2 * thousand + 10}/d", name="n")
     rules(a=Rule(), b=Rule())

@@ -1,15 +1,12 @@
-"""Budgets with long windows: what is kept of them is what counting anew would give, whatever
-happens in between.
-"""
+"""Budgets with long windows: what is kept is what counting anew would give."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -41,9 +38,10 @@ from callqueue.models import CallAttempt, CallQueue, RuleState, Tally
 from callqueue.sending.validation import check_key
 from callqueue.testing import travel
 from callqueue.transitions import after_success
+from tests.db.ledger.test_clock_jumps import at_command
 from tests.support.behaviour import make_together, release, send
 from tests.support.dispensers import Process
-from tests.support.ledger import CALL, Later, answer
+from tests.support.ledger import CALL, Later, answer, past_attempts
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
@@ -65,12 +63,8 @@ LIMITS_OF_FIVE = [
 @pytest.mark.parametrize("limit", LIMITS_OF_FIVE, ids=repr)
 def test_a_key_is_counted_whatever_other_parts_its_text_has(rules: Rules, limit: Limit) -> None:
     rules(r=Rule(limits=[limit, SlidingWindow("900/h", per="channel")]))
-    keys: list[Any] = [
-        {"key": "T1", "channel": "C1"},
-        {"key": "T1", "channel": "C2"},
-        "T1",
-        {"key": "T1"},
-    ]
+    channels = [{"key": "T1", "channel": channel} for channel in ("C1", "C2")]
+    keys: list[Any] = [*channels, "T1", {"key": "T1"}]
     for key in keys:
         for _ in range(5):
             CallQueue.objects.send(CALL, rule="r", key=key)
@@ -105,9 +99,7 @@ def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_rele
 def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
     rules: Rules, later: Later
 ) -> None:
-    """While they were linked nothing of the limited rule was released; but what left its window was
-    told to its tallies.
-    """
+    """What left the window while they were linked was told to its tallies."""
     link, hourly = SlidingWindow("100000/h", name="link"), SlidingWindow("10/h", per="key")
     apart = {"a": Rule(), "b": Rule(limits=[hourly])}
     rules(**apart)
@@ -203,6 +195,52 @@ def test_attempts_are_wanted_for_little_longer_than_their_window() -> None:
         assert limit.window_us < counted <= longest * limit.window_us
 
 
+def test_what_another_rule_gives_back_makes_no_room_here(rules: Rules) -> None:
+    """A limit that they share has them in one group, where corrections are taken together."""
+    link = SlidingWindow("900/h", name="link")
+    rules(a=Rule(limits=[link]), b=Rule(limits=[link, SlidingWindow("5/h", per="key")]))
+    for rule in "ab" * 8:
+        send(rule, key="K")
+    release_all("b", answered=False)
+    of_a = CallAttempt.objects.filter(rule="a")
+    assert transitions.undo("default", list(of_a.values_list("pk", flat=True))) == 8
+    release_all("b", answered=False)
+    assert CallAttempt.objects.filter(rule="b").count() == 5
+
+
+def test_tallies_are_counted_anew_from_the_attempts_once_an_hour(
+    rules: Rules, later: Later
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/2h", per="key")]))
+    for _ in range(3):
+        send("r", key="K")
+    release_all("r", answered=False)
+    Tally.objects.update(used=5)  # whatever has put it wrong
+    send("r", key="K")
+    for seconds, gone in ((1500, 1), (2900, 1), (3700, 2)):
+        later(seconds)
+        send("r", key=f"other{seconds}")
+        assert len(make_pass("default", ["r"]).released) == gone
+
+
+def test_what_has_left_leaves_once_though_another_process_reads_a_slightly_earlier_clock(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = at_command(monkeypatch)
+    rules(r=Rule(limits=[SlidingWindow("4/h", per="key")]))
+    ensure_states("default", ["r"])
+    ledger_time.watch("default").look()
+    clock.pass_by(1)
+    past_attempts("r", ["K"] * 3, minutes=[(3600 - left) / 60 for left in (10, 10.1, 1800)])
+    for number, seconds in enumerate((0, 10.001, -0.005, 0.2)):
+        clock.pass_by(seconds)
+        send("r", key=f"other{number}")
+        assert len(make_pass("default", ["r"]).released) == 1
+    for _ in range(5):
+        send("r", key="K")
+    assert len(make_pass("default", ["r"]).released) == 3, "one of the three is still counted"
+
+
 # --- whatever happens
 
 
@@ -278,9 +316,7 @@ def judge(limit: Limit) -> None:
 def test_passes_read_no_more_rows_however_many_attempts_the_window_has(
     rules: Rules, limit: Limit
 ) -> None:
-    """With 20 times the attempts and the values in the window. Nor does the rule's row remember
-    more.
-    """
+    """With 20 times the attempts and values. Nor does the rule's row remember more."""
     rules(r=Rule(limits=[limit]))
     tokens, read, kept = {"calls": 1, "tokens": 5}, {}, {}
     for size in (200, 4_000):
@@ -383,9 +419,7 @@ def test_room_of_what_was_not_sent_is_there_at_once_under_an_operators_rate(
 def test_what_is_under_way_while_a_limit_becomes_tallied_or_is_not_any_more_is_counted_whole(
     rules: Rules, rates: tuple[str | None, ...], settled: int
 ) -> None:
-    """Passes are made in between, or not: a tally is made with calls open, and with corrections
-    that nobody has taken.
-    """
+    """A tally is made with calls open, and with corrections that nobody has taken."""
     for passes in (True, False):
         CallAttempt.objects.all().delete()
         rules(r=Rule(limits=[UNTALLIED]))
@@ -504,6 +538,33 @@ def test_what_is_recorded_late_is_taken_away_once(rules: Rules, later: Later, li
     assert make_pass("default", ["r"]).released == []
 
 
+@pytest.mark.parametrize(
+    ("ended", "cost", "free"), [(120, 50, 30), (10, 20, 10)], ids=["late", "for less"]
+)
+def test_corrections_that_are_there_when_all_is_counted_anew_are_taken_once(
+    rules: Rules, ended: float, cost: int, free: int
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/h", per="key", unit="tokens")]))
+    past_attempts("r", ["K"], minutes=[ended], cost={"calls": 1, "tokens": cost})
+    charged = {"calls": 1, "tokens": 50}
+    CallAttempt.objects.update(correction_pending=True, charged=charged)
+    past_attempts("r", ["K"], minutes=[10], cost={"calls": 1, "tokens": 70})
+    for _ in range(4):
+        send("r", key="K", cost={"tokens": 10})
+    release_all("r", answered=False)
+    assert CallAttempt.objects.open().count() == free // 10
+
+
+def test_a_calendars_tallies_begin_anew_with_its_window(rules: Rules, later: Later) -> None:
+    rules(r=Rule(limits=[FixedWindow("2/2m", per="key", jitter=0)]))
+    for _ in range(5):
+        send("r", key="K")
+    release_all("r")
+    later(121)
+    release_all("r")
+    assert CallAttempt.objects.count() == 4
+
+
 # --- permits that are settled long after their end
 
 
@@ -561,14 +622,3 @@ def undo_some(released: Iterable[Any], chance: random.Random) -> None:
     ids = [one.attempt_id for one in released if chance.random() < 0.2]
     if ids:
         transitions.undo("default", ids)
-
-
-def past_attempts(rule: str, keys: list[str], *, minutes: Sequence[float], cost: Any = 1) -> None:
-    """Answered attempts of these keys that ended so many minutes ago."""
-    now, made = ledger_time.now("default"), []
-    for number, (key, ago) in enumerate(zip(keys, minutes, strict=True)):
-        at = now - timedelta(minutes=ago)
-        instants = dict.fromkeys(["released_at", "started_at", "sent_at", "finished_at"], at)
-        columns = {"call_id": 10**9 + number, "number": 1, "rule": rule, "key": key, "cost": cost}
-        made.append(CallAttempt(**columns, outcome="succeeded", **instants))
-    CallAttempt.objects.bulk_create(made, batch_size=2000)

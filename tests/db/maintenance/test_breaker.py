@@ -1,6 +1,4 @@
-"""The circuit breaker: a rule whose calls keep failing is held, and held longer where that goes on; and
-what else goes wrong is told of once.
-"""
+"""The circuit breaker holds a rule whose calls keep failing; what goes wrong is told once."""
 
 from __future__ import annotations
 

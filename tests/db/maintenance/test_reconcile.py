@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection
+from django.db.models import F
 
 from callqueue import (
     GiveUp,
@@ -34,6 +35,7 @@ from callqueue.maintenance import reconcile
 from callqueue.models import CallQueue, RuleState
 from callqueue.testing import travel
 from tests.support.behaviour import move_ledger, send
+from tests.support.locking import status_of
 
 Rules = Callable[..., None]
 
@@ -51,9 +53,7 @@ def _provider(rules: Rules) -> None:
 def unknown(rule: str = "r", **options: Any) -> CallQueue:
     call = send(rule, **options)
     CallQueue.objects.filter(pk=call.pk).update(
-        status=states.UNKNOWN,
-        finished_at_dt=database.clock("default"),
-        ready=False,
+        status=states.UNKNOWN, finished_at_dt=database.clock("default"), ready=False
     )
     call.refresh_from_db()
     return call
@@ -153,6 +153,7 @@ def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(
 
 def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
     unknown("plain"), send("r")
+    CallQueue.objects.filter(pk=unknown().pk).update(method="permit")
     assert reconcile.ask_due("default") == 0
     assert not provider.called
 
@@ -161,9 +162,7 @@ def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
 def test_while_one_worker_asks_no_other_asks_of_the_rule_and_of_others_as_ever(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a hook that hangs takes a slot with every message, until there are none for calls. Nor is
-    it asked inside a transaction.
-    """
+    """Else a hook that hangs takes all slots. Nor is it asked inside a transaction."""
     asked: list[str] = []
 
     def ask(call: CallQueue) -> Succeeded:
@@ -185,16 +184,22 @@ def test_while_one_worker_asks_no_other_asks_of_the_rule_and_of_others_as_ever(
     assert asked == ["hangs", "other", "hangs"]
 
 
-def test_an_answer_that_comes_too_late_changes_nothing(rules: Rules) -> None:
-    def meanwhile(asked: CallQueue) -> Succeeded:
+@pytest.mark.parametrize("answer", [Succeeded(), RetryLater("never seen")], ids=repr)
+@pytest.mark.parametrize("status", [states.NEW, states.UNKNOWN])
+def test_an_answer_that_comes_too_late_changes_nothing(
+    rules: Rules, status: int, answer: Any
+) -> None:
+    """It is about an attempt before, though what became of the next one is not known either."""
+
+    def meanwhile(asked: CallQueue) -> Any:
         CallQueue.objects.get(pk=asked.pk).requeue()
-        return Succeeded()
+        CallQueue.objects.update(status=status, last_attempt=F("last_attempt") + 1)
+        return answer
 
     rules(r=Rule(reconcile=meanwhile))
     call = unknown()
     assert reconcile.ask_due("default") == 0
-    call.refresh_from_db()
-    assert call.status == states.NEW
+    assert status_of(call) == status
 
 
 def test_a_dispenser_has_workers_of_the_rules_queues_ask_and_who_makes_all_calls_one_thread(

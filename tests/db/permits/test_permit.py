@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 import callqueue
-from callqueue import Breaker, Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, conf, control
+from callqueue import Breaker, Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, control
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, IllegalTransition, InvalidCall, UnknownRule
 from callqueue.history import audit
@@ -26,15 +25,12 @@ from callqueue.look import look
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, OpinionState
 from callqueue.permits import waiting
-from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_call_sent, run_callqueue, travel
 from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, release, send
 from tests.support.dispensers import Process
-from tests.support.waiters import pass_now
-from tests.support.waiters import waiter as new_waiter
-from tests.support.waiters import waiting as waiting_rows
+from tests.support.waiters import new_waiter, pass_now, refusal, taken, waiting_rows
 
 Rules = Callable[..., None]
 SECOND = timedelta(seconds=1)
@@ -62,30 +58,25 @@ def test_a_permit_is_a_call_of_its_own_method_and_ends_as_its_block_does(rules: 
 
 def test_permits_and_calls_are_charged_to_the_same_limit(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(limits=[SlidingWindow("2/h")]))
-    with callqueue.permit("r"):
-        pass
+    taken()
     send("r")
     send("r")
     with travel():
         run_callqueue()
         assert len(remote.requests) == 1
-        with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
-            pytest.fail("over the limit")
-    assert "2/h" in refused.value.reason
-    assert isinstance(refused.value, CallQueueError)
+        refused = refusal()
+    assert "2/h" in refused.reason and isinstance(refused, CallQueueError)
 
 
 def test_a_permit_waits_by_the_clock_of_the_test(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     with travel() as clock:
-        with callqueue.permit("r"):
-            pass
+        taken()
         before = clock.now()
         with callqueue.permit("r"):
             waited = clock.now() - before
         assert timedelta(minutes=59) < waited < timedelta(minutes=63)
-        with pytest.raises(NotNow), callqueue.permit("r", wait=60):
-            pytest.fail("over the limit")
+        refusal(wait=60)
     assert CallQueue.objects.count() == 2
 
 
@@ -98,33 +89,25 @@ def test_a_permit_lays_a_hold_that_calls_and_permits_mind(rules: Rules, remote: 
         send("r", key="a")
         with travel():
             assert run_callqueue() == 0
-        with pytest.raises(NotNow, match="held") as refused, callqueue.permit("r", key="a", wait=0):
-            pytest.fail("held")
-        assert refused.value.until > timezone.now() + 25 * SECOND
-        of_another = pytest.raises(NotNow, match="held") if is_held else nullcontext()
-        with of_another, callqueue.permit("r", key="b", wait=0):
-            assert not is_held
+        refused = refusal("held", key="a")
+        assert refused.until > timezone.now() + 25 * SECOND
+        refusal("held", key="b") if is_held else taken(key="b", wait=0)
     assert set(Hold.objects.values_list("source", flat=True)) == {"provider"}
     assert CallAttempt.objects.filter(outcome=CallAttempt.Outcome.THROTTLED).count() == 2
 
 
 def test_in_flight_is_what_is_in_the_block(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
-    with callqueue.permit("r"), pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
-        pytest.fail("two at once")
-    assert refused.value.until is None
-    with callqueue.permit("r", wait=0):
-        pass
+    with callqueue.permit("r"):
+        assert refusal().until is None
+    taken(wait=0)
 
 
 def test_higher_priority_goes_first_and_equals_by_due_time(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     send("r")
-    with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0, priority=0):
-        pytest.fail("a call was due before")
-    assert refused.value.reason
-    with callqueue.permit("r", wait=0):  # one above the rule's
-        pass
+    assert refusal(priority=0).reason, "a call was due before"
+    taken(wait=0)  # one above the rule's
     assert not remote.requests
 
 
@@ -136,11 +119,8 @@ def test_permits_go_on_while_dispensers_have_other_settings(rules: Rules, own: s
     other = Process("other", r=Rule(limits=[SlidingWindow("2/h")]))
     other.joins()
     for _ in range(min(2, int(own[0]))):
-        with callqueue.permit("r", wait=0):
-            pass
-    with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
-        pytest.fail("over the limit of either")
-    assert "is used up" in refused.value.reason
+        taken(wait=0)
+    assert "is used up" in refusal().reason
     send("r")
     assert other.goes() == {}, "the stricter holds for both"
 
@@ -158,13 +138,13 @@ def test_dispensers_end_what_only_such_a_process_charged_and_it_comes_again(
     monkeypatch.setattr(settings, "SILENCE", 0.0)
     apart = Process("apart", **APART)
     apart.joins()
-    first = Waiter(Options("b", wait=0).wanted())
+    first = new_waiter("b", wait=0)
     assert isinstance(first.step(), Job)
     CallAttempt.objects.all().delete()
     for _ in range(3):  # one is to hear of it, one to see that it has fallen silent
         assert apart.goes() == {}
     assert OpinionState.objects.filter(lapsed_at=None).count() == 1
-    again = Waiter(Options("b", wait=0).wanted())
+    again = new_waiter("b", wait=0)
     assert not isinstance(again.step(), Job), "its settings do not count any more"
     assert isinstance(pass_now(again), Job)
     assert OpinionState.objects.filter(lapsed_at=None).count() == 2
@@ -181,21 +161,9 @@ def test_settings_of_the_past_are_forgotten_without_any_dispenser(
         monkeypatch.setattr(waiting, "_parties", {})  # another process
         for _ in range(3):
             monkeypatch.setattr(settings, "SIGN", 0.0)
-            waiter = Waiter(Options("a", wait=0).wanted())
+            waiter = new_waiter("a", wait=0)
             waiter.step()
         assert OpinionState.objects.filter(lapsed_at=None).count() == 1
-
-
-@pytest.mark.usefixtures("trusted_workers")
-def test_a_process_with_the_dispensers_settings_changes_nothing(rules: Rules) -> None:
-    rules(**TOGETHER)
-    together = Process("together")
-    together.book = conf.current().book
-    together.joins()
-    before = settings.read("default")
-    with callqueue.permit("b", wait=0):
-        pass
-    assert settings.read("default") == before
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
@@ -242,34 +210,28 @@ def test_a_permit_that_was_charged_and_not_begun_waits_on_if_its_waiter_says_so(
 
 
 def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:
-    rules(r=Rule(limits=[Concurrency(1)]))
+    rules(r=Rule(limits=[Concurrency(1)], on_lost="retry"))
     context = callqueue.permit("r", lease=5)
     context.__enter__()
     with travel() as clock:
         clock.forward(6)
-        with callqueue.permit("r", wait=10):
-            pass
-    lost = CallAttempt.objects.order_by("pk").first()
-    assert lost is not None and lost.outcome == CallAttempt.Outcome.LOST
-    assert lost.call.status == CallQueue.Status.UNKNOWN, "nobody knows whether its request left"
-    context.__exit__(None, None, None)
-    lost.refresh_from_db()
-    assert lost.outcome == CallAttempt.Outcome.LOST and lost.call.status == 7
+        taken(wait=10)
+    for end in (lambda: None, lambda: context.__exit__(None, None, None)):
+        end()
+        said = CallAttempt.objects.order_by("pk").values_list("outcome", "call__status")[0]
+        assert said == ("lost", CallQueue.Status.UNKNOWN), "perhaps its request has left"
 
 
 def test_no_news_is_left_of_keys_that_take_no_turns(rules: Rules) -> None:
     """Where no dispenser runs nobody takes it. A hold on a key has all of its rule take turns."""
     rules(r=Rule(limits=[SlidingWindow("10/s")]))
     for key in ("a", "b"):
-        with callqueue.permit("r", key=key, wait=0):
-            pass
+        taken(key=key, wait=0)
     assert not KeyNews.objects.exists()
     control.pause("default", "r", key="held")
     for key in ("c", "", "d", ""):
-        with callqueue.permit("r", key=key, wait=0):
-            pass
-    with pytest.raises(NotNow), callqueue.permit("r", key="held", wait=0):
-        pytest.fail("it is held")
+        taken(key=key, wait=0)
+    refusal(key="held")
     assert not KeyNews.objects.exists()
 
 
@@ -281,8 +243,7 @@ def test_who_waits_ends_what_died_in_its_block_though_other_slots_open(rules: Ru
             assert isinstance(new_waiter(lease=0.5).step(), Job)
         clock.forward(5)
         for _ in range(8):
-            with callqueue.permit("r"):
-                pass
+            taken()
     assert not CallAttempt.objects.open().exists()
 
 
@@ -290,24 +251,15 @@ def test_what_is_wrong_is_said_at_once(rules: Rules) -> None:
     rules(r=Rule(hosts=["api.example.com"], limits=[SlidingWindow("5/s")]))
     with pytest.raises(UnknownRule, match="'r'"):
         callqueue.permit("rr")
-    wrong = [
-        ("cost", 6),
-        ("wait", -1),
-        ("wait", "1"),
-        ("lease", 0),
-        ("priority", 1e9),
-        ("label", 1),
-    ]
-    for field, value in wrong:
+    wrong = {"cost": 6, "lease": 0, "priority": 1e9, "label": 1}
+    for field, value in [*wrong.items(), ("wait", -1), ("wait", "1")]:
         with pytest.raises(InvalidCall) as refused:
             callqueue.permit("r", **{field: value})  # type: ignore[arg-type]
         assert refused.value.field == field
-    with callqueue.permit(url="https://api.example.com/x") as permit:
-        assert CallAttempt.objects.get(pk=permit.attempt_id).rule == "r"
     with pytest.raises(InvalidCall, match="url: names no host"):
         callqueue.permit(url="api.example.com/x")
-    with callqueue.permit(url="https://else.example.com/x") as permit:
-        assert CallAttempt.objects.get(pk=permit.attempt_id).rule == "default"
+    for host, rule in (("api.example.com", "r"), ("else.example.com", "default")):
+        assert taken(None, url=f"https://{host}/x").job.attempt.rule == rule
 
 
 def test_a_function_takes_a_permit_each_time(rules: Rules) -> None:
@@ -320,42 +272,39 @@ def test_a_function_takes_a_permit_each_time(rules: Rules) -> None:
     assert refund("a", n=2) == "aa" and refund("b") == "b"
     with pytest.raises(NotNow):
         refund("a")
-    labels = set(CallQueue.objects.values_list("path", flat=True))
-    assert len(labels) == 1 and "refund" in labels.pop()
+    (label,) = set(CallQueue.objects.values_list("path", flat=True))
+    assert "refund" in label
 
 
 def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     with travel() as clock:
-        with callqueue.permit("r"):
-            pass
+        taken()
         waiter = new_waiter()
         assert not isinstance(waiter.step(), Job)
-        assert waiting_rows().count() == 1
         send("r")
         clock.forward(hours=1.1)
         waiting_rows().update(expires_at_dt=clock.now() + 60 * SECOND)
         run_callqueue()
         assert not remote.requests, "the permit was there before the call"
-        granted = CallAttempt.objects.order_by("-pk").first()
-        assert granted is not None and granted.started_at is None
-        job = waiter.step()
-        assert isinstance(job, Job) and job.attempt.id == granted.pk
+        granted = CallAttempt.objects.latest("pk")
+        assert granted.started_at is None
+        assert waiter.step().attempt.id == granted.pk
         assert CallQueue.objects.new().count() == 1
 
 
 def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:
     rules(r=Rule(), s=Rule())
-    taken = partial(assert_call_sent, method="permit")
-    taken(count=0)
+    sent = partial(assert_call_sent, method="permit")
+    sent(count=0)
     with callqueue.permit("r", key={"a": "1"}, label="refund", cost=2):
-        taken(rule="r", status="dispatched")
-    taken(rule="r", key={"a": "1"}, label="refund", cost=2, status="done", count=1)
+        sent(rule="r", status="dispatched")
+    sent(rule="r", key={"a": "1"}, label="refund", cost=2, status="done", count=1)
     assert_call_sent(count=0)
     with pytest.raises(AssertionError, match="label='refund'"):
-        taken(label="other")
+        sent(label="other")
     with pytest.raises(AssertionError, match="2 times, but 1"):
-        taken(count=2)
+        sent(count=2)
 
 
 def test_permits_are_shown_audited_and_kept_as_calls_and_forecasts_know_them(rules: Rules) -> None:
@@ -415,8 +364,7 @@ def test_a_permit_that_waits_may_be_cancelled_and_gives_its_charge_back(
     if is_charged:
         release_pass.release("default", ["r"])
         CallQueue.objects.dispatched().get().cancel()
-    with callqueue.permit("r", wait=0):
-        pass
+    taken(wait=0)
     with pytest.raises(NotNow, match="cancelled") as refused:
         pass_now(waiter)
     assert refused.value.until is None
@@ -447,16 +395,11 @@ def test_one_permit_object_entered_twice_ends_what_each_entered(rules: Rules) ->
             await entered[n].wait()
         leave[0].set()
         first = await tasks[0]
-        open_now = await sync_to_async(
-            CallAttempt.objects.open().values_list("pk", flat=True).get
-        )()
-        assert open_now != first
+        assert (await sync_to_async(CallAttempt.objects.open().get)()).pk != first
         leave[1].set()
         return first, await tasks[1]
 
-    first, second = async_to_sync(crossed)()
-    assert CallAttempt.objects.get(pk=first).cost == 1
-    assert CallAttempt.objects.get(pk=second).cost == 2
+    assert [CallAttempt.objects.get(pk=pk).cost for pk in async_to_sync(crossed)()] == [1, 2]
     with shared as outer, shared as inner:
         assert outer.attempt_id != inner.attempt_id
     assert not CallAttempt.objects.open().exists()
@@ -565,7 +508,7 @@ def test_a_rule_that_is_gone_by_the_time_of_the_block_is_named(rules: Rules) -> 
     rules(r=Rule(limits=[Concurrency(1)]), s=Rule())
     before = callqueue.permit("r")
     with before:
-        waiter = Waiter(Options("r").wanted())
+        waiter = new_waiter()
         waiter.step()
         rules(s=Rule())
         with pytest.raises(UnknownRule, match="'s'"):
@@ -597,8 +540,7 @@ def test_an_interrupted_wait_leaves_nothing_charged(
         patch.setattr(Waiter, "_accept", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt), callqueue.permit("r"):
             pytest.fail("interrupted")
-    with callqueue.permit("r", wait=0):
-        pass
+    taken(wait=0)
     assert not waiting_rows().exists()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import random
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ import requests
 from asgiref.sync import async_to_sync, sync_to_async
 
 import callqueue
-from callqueue import Breaker, Concurrency, HoldUntil, NotNow, Rule, SlidingWindow
+from callqueue import Breaker, Concurrency, HoldUntil, NotNow, Rule, SlidingWindow, states
 from callqueue.exceptions import InvalidCall
-from callqueue.models import CallAttempt, Hold
+from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import travel
 from tests.support.stub import Stub, serving
 
@@ -74,6 +75,20 @@ def get(request: pytest.FixtureRequest) -> Callable[..., int]:
     return async_to_sync(by_httpx_async) if is_async else by_httpx
 
 
+@contextmanager
+def streamed(httpx: Any, url: str, **options: Any) -> Iterator[Any]:
+    client = httpx.Client(transport=callqueue.PermitTransport(**options))
+    with client, client.stream("GET", url) as response:
+        yield response
+
+
+@asynccontextmanager
+async def streamed_beside(httpx: Any, url: str) -> AsyncIterator[Any]:
+    client = httpx.AsyncClient(transport=callqueue.AsyncPermitTransport())
+    async with client, client.stream("GET", url) as response:
+        yield response
+
+
 def outcomes() -> list[tuple[str, int | None]]:
     rows = CallAttempt.objects.order_by("pk")
     return list(rows.values_list("outcome", "response_status"))
@@ -95,6 +110,7 @@ def test_each_request_is_an_attempt_with_its_status(rules: Rules, provider: Stub
     assert "Connect" in CallAttempt.objects.latest("pk").error_message
     assert CallAttempt.objects.filter(call__path="reports").count() == 1
     assert not CallAttempt.objects.open().exists()
+    assert not CallQueue.objects.exclude(status__in=states.FINAL).exists(), "one is never retried"
     rules(r=Rule(hosts=["api.example.com"]))
     assert get(provider.url, "/200") == 200 and len(outcomes()) == 6
     assert get(provider.url, "/200", rule="r") == 200 and len(outcomes()) == 7
@@ -152,13 +168,12 @@ def test_the_rule_sees_what_the_client_has_read_that_leaves_early(
 
     rules(r=Rule(hosts=["127.0.0.1"], classify=classify))
 
-    async def by_httpx_async() -> None:
-        client = httpx.AsyncClient(transport=callqueue.AsyncPermitTransport())
-        async with client, client.stream("GET", stub + "/200") as response:
+    async def read_some() -> None:
+        async with streamed_beside(httpx, stub + "/200") as response:
             async for _ in response.aiter_raw():
                 break
 
-    async_to_sync(by_httpx_async)()
+    async_to_sync(read_some)()
     assert Hold.objects.get().reason == "read"
 
 
@@ -188,30 +203,24 @@ def test_a_stream_is_in_flight_until_it_is_read_or_closed(
             session.mount("http://", callqueue.PermitAdapter())
             response = session.get(stub + "/200", stream=True)
             was_open = is_open()
-            {"read": lambda: response.content, "close": response.close}.get(leave, response.close)()
+            {"read": lambda: response.content}.get(leave, response.close)()
         return was_open
 
     def by_httpx() -> bool:
-        client = httpx.Client(transport=callqueue.PermitTransport())
-        with client, client.stream("GET", stub + "/200") as response:
+        with streamed(httpx, stub + "/200") as response:
             was_open = is_open()
             {"read": response.read, "close": response.close}.get(leave, bool)()
         return was_open
 
     async def by_httpx_async() -> bool:
-        client = httpx.AsyncClient(transport=callqueue.AsyncPermitTransport())
-        async with client, client.stream("GET", stub + "/200") as response:
+        async with streamed_beside(httpx, stub + "/200") as response:
             was_open = await sync_to_async(is_open)()
             if leave != "with":
                 await {"read": response.aread, "close": response.aclose}[leave]()
         return was_open
 
-    ways = {
-        "requests": by_requests,
-        "httpx": by_httpx,
-        "httpx async": async_to_sync(by_httpx_async),
-    }
-    assert ways[by]()
+    ways = {"requests": by_requests, "httpx": by_httpx}
+    assert ways.get(by, async_to_sync(by_httpx_async))()
     row = CallAttempt.objects.get()
     assert row.outcome == "succeeded" and row.response_status == 200
 
@@ -234,8 +243,7 @@ def test_what_nobody_has_read_frees_no_charge(
             session.mount("http://", callqueue.PermitAdapter(cost={"tokens": 90}))
             assert len(session.get(stub + "/200", stream=True).content) == 12
     else:
-        client = httpx.Client(transport=callqueue.PermitTransport(cost={"tokens": 90}))
-        with client, client.stream("GET", stub + "/200"):
+        with streamed(httpx, stub + "/200", cost={"tokens": 90}):
             pass
     row = CallAttempt.objects.get()
     assert (row.outcome, row.cost["tokens"], told) == ("succeeded", 90, [12])
@@ -250,13 +258,11 @@ def asked(httpx: Any, url: str, by: str) -> bytes:
     if by == "async, by parts":
 
         async def get() -> bytes:
-            client = httpx.AsyncClient(transport=callqueue.AsyncPermitTransport())
-            async with client, client.stream("GET", url) as response:
+            async with streamed_beside(httpx, url) as response:
                 return b"".join([part async for part in response.aiter_bytes()])
 
         return async_to_sync(get)()
-    client = httpx.Client(transport=callqueue.PermitTransport())
-    with client, client.stream("GET", url) as response:
+    with streamed(httpx, url) as response:
         return bytes(response.read())
 
 
@@ -299,8 +305,7 @@ def test_a_small_body_that_unfolds_without_end_is_not_unfolded_for_a_verdict(
     )
     with serving(lambda path, times: (200, {"Content-Encoding": "gzip"}, bomb)) as stub:
         tracemalloc.start()
-        client = httpx.Client(transport=callqueue.PermitTransport())
-        with client, client.stream("GET", stub.url) as response:
+        with streamed(httpx, stub.url) as response:
             assert b"".join(response.iter_raw()) == bomb
             response.close()
             most = tracemalloc.get_traced_memory()[1]
@@ -330,8 +335,7 @@ def test_nothing_is_read_before_the_client_reads_it(httpx: Any, rules: Rules) ->
         more={"MAX_RESPONSE_BYTES": MOST},
     )
     inner = httpx.MockTransport(lambda request: httpx.Response(200, stream=endless))
-    client = httpx.Client(transport=callqueue.PermitTransport(transport=inner))
-    with client, client.stream("GET", "http://h.example/") as response:
+    with streamed(httpx, "http://h.example/", transport=inner) as response:
         assert not asked_for
         coming = response.iter_raw()
         assert next(coming) == next(coming) == b"x" * 1000

@@ -14,7 +14,7 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
+from callqueue import Concurrency, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.models import CallAttempt, CallQueue
@@ -22,9 +22,7 @@ from callqueue.permits.waiting import REST, REVIEW, Waiter, now
 from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import send
-from tests.support.waiters import pass_now
-from tests.support.waiters import waiter as new_waiter
-from tests.support.waiters import waiting as waiting_rows
+from tests.support.waiters import new_waiter, pass_now, refusal, taken, waiting_rows
 
 Rules = Callable[..., None]
 
@@ -67,8 +65,7 @@ def test_who_becomes_the_first_makes_a_pass_at_once(rules: Rules, per: str) -> N
 
 def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
-    with callqueue.permit("r"):
-        pass
+    taken()
     waiters = [waiter() for _ in range(8)]
     for one in waiters:
         pause = one.step()
@@ -85,14 +82,11 @@ def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
     """Those of another key before it are blocked by that, and take nothing of the limit of all."""
     rules(r=Rule(limits=[SlidingWindow("3/10s"), SlidingWindow("1/h", per="key")]))
     with travel() as clock:
-        with callqueue.permit("r", key="a"):
-            pass
+        taken(key="a")
         clock.forward(9)
-        with callqueue.permit("r", key="b"):
-            pass
+        taken(key="b")
         waiters = [waiter(key="a") for _ in range(3)]
-        with callqueue.permit("r", key="c", wait=0):
-            pass
+        taken(key="c", wait=0)
         one = waiter(key="d")
         assert until_next_pass(one) < 2
         for other in waiters:
@@ -103,8 +97,7 @@ def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
 def test_a_slot_that_opens_early_is_found_soon(rules: Rules, how: str) -> None:
     """Somebody of those who wait makes a pass every few seconds, though the slot is an hour off."""
     rules(r=Rule(limits=[SlidingWindow("10/h", unit="tokens")]))
-    with callqueue.permit("r", cost={"tokens": 9}) as before:
-        pass
+    before = taken(cost={"tokens": 9})
     ahead = waiter(cost={"tokens": 2}) if how == "cancelled ahead" else None
     if how == "resumed":
         control.pause("default", "r")
@@ -124,15 +117,11 @@ def test_not_now_counts_what_the_permit_costs(rules: Rules) -> None:
     """Behind one that costs little, what costs all of the limit has its turn a window later."""
     rules(r=Rule(limits=[SlidingWindow("4/h", unit="tokens")]))
     with travel() as clock:
-        with callqueue.permit("r", cost={"tokens": 4}):
-            taken = clock.now()
+        at = clock.now()
+        taken(cost={"tokens": 4})
         ahead, until = waiter(cost={"tokens": 1}), {}
         for tokens in (1, 4):
-            cost = {"tokens": tokens}
-            with pytest.raises(NotNow) as refused, callqueue.permit("r", cost=cost, wait=0):
-                pytest.fail("over the limit")
-            assert refused.value.until is not None
-            until[tokens] = refused.value.until - taken
+            until[tokens] = refusal(cost={"tokens": tokens}).until - at
         ahead.withdraw()
     assert timedelta(hours=1) <= until[1] < timedelta(hours=1.1)
     assert timedelta(hours=2) <= until[4] < timedelta(hours=2.2)
@@ -150,15 +139,13 @@ def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way_or_
         patch.setattr(release_pass, "release", locked_out)
         one = new_waiter(wait=0)
         assert not isinstance(one.step(), Job)
-    with callqueue.permit("r", wait=0):
-        pass
+    taken(wait=0)
     one.passed_at = now() + 100
     assert isinstance(one.step(), Job)
     monkeypatch.setattr(release_pass, "release", locked_out)
     with travel() as clock:
         before = clock.now()
-        with pytest.raises(NotNow, match="in the way"), callqueue.permit("r", wait=0):
-            pytest.fail("somebody else has the rule")
+        refusal("in the way")
         assert clock.now() - before < timedelta(seconds=1.5)
     assert not waiting_rows().exists()
 
@@ -167,18 +154,14 @@ def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way_or_
 def test_not_now_counts_what_waits_for_the_same_key(rules: Rules, waits: str) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h", per="key"), SlidingWindow("50/h")]))
     with travel() as clock:
-        with callqueue.permit("r", key="a"):
-            taken = clock.now()
+        at = clock.now()
+        taken(key="a")
         ahead = [waiter(key="a")] if waits != "calls" else []
         if waits != "permits":
             send("r", key="a")
-        with pytest.raises(NotNow) as refused, callqueue.permit("r", key="a", wait=0, priority=0):
-            pytest.fail("over the limit")
-        until, hours = refused.value.until, 3 if waits == "both" else 2
-        assert until is not None
-        assert timedelta(hours=hours) < until - taken < timedelta(hours=1.05 * hours)
-        with callqueue.permit("r", key="b", wait=0):
-            pass
+        until, hours = refusal(key="a", priority=0).until, 3 if waits == "both" else 2
+        assert timedelta(hours=hours) < until - at < timedelta(hours=1.05 * hours)
+        taken(key="b", wait=0)
         for one in ahead:
             one.withdraw()
 
