@@ -84,16 +84,25 @@ def test_the_stamp_is_that_of_the_last_byte() -> None:
         line.read_head()
         reading.wait(5)
         times.append(clocks.monotonic())
-        size = len(line._buffer)
-        while size < 20_000_000:
-            size += len(line.sock.recv(1 << 20))
+        read_all(line)
         line.send(answer_bytes())
 
     with Peer(script) as peer:
         threading.Timer(0.1, reading.set).start()
-        answer = call(peer.url(), data="x" * 20_000_000)
+        answer = call(peer.url(), data=LARGE)
         assert body_of(answer) == b"ok"
         assert answer.sent_at > times[0]
+
+
+LARGE = "x" * 20_000_000
+
+
+def read_all(line: Line) -> int:
+    """The bytes of a large body, once all are there."""
+    size = len(line._buffer)
+    while size < len(LARGE):
+        size += len(line.sock.recv(1 << 20))
+    return size
 
 
 NAMES = ("A", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Proxy-Connection",
@@ -116,18 +125,20 @@ def test_the_head_of_an_answer_is_read_as_http_client_reads_it(
     start: str, lines: list[str], end: str, method: str
 ) -> None:
     data = "".join([start, *lines, end]).encode("latin-1") + b"body"
-    ours = Connection("localhost", 80)
-    ours.trip = Trip(Timeouts(), Gate(), Policy())
-    assert head_of(ours.response_class, data, method) == head_of(HTTPResponse, data, method)
+    assert head_of(ours(), data, method) == head_of(HTTPResponse, data, method)
 
 
 def test_a_header_line_takes_as_long_as_it_is() -> None:
     """Whatever reads it keeps every other thread waiting: no server may choose for how long."""
     line, began = b"A:" + b" \t" * 10_000 + b"\rb\r\n", time.process_time()
-    ours = Connection("localhost", 80)
-    ours.trip = Trip(Timeouts(), Gate(), Policy())
-    head_of(ours.response_class, b"HTTP/1.1 200 OK\r\n" + line + b"\r\n", "GET")
+    head_of(ours(), b"HTTP/1.1 200 OK\r\n" + line + b"\r\n", "GET")
     assert time.process_time() - began < 1
+
+
+def ours() -> Any:
+    one = Connection("localhost", 80)
+    one.trip = Trip(Timeouts(), Gate(), Policy())
+    return one.response_class
 
 
 def head_of(reader: Any, data: bytes, method: str) -> Any:
@@ -310,7 +321,7 @@ def test_an_answer_before_the_request_is_whole_counts(
     hurried = Timeouts(read=0.6)
     with Peer(script, context=context) as peer, within(8):
         for count in (1, 2):
-            answer = call(peer.url(), data="x" * 20_000_000, timeouts=hurried, policy=policy)
+            answer = call(peer.url(), data=LARGE, timeouts=hurried, policy=policy)
             assert (answer.response.status_code, answer.response.text) == (413, "too large")
             assert answer.sent and len(peer.lines) == count
 
@@ -322,15 +333,12 @@ def test_a_server_that_answers_well_and_reads_on_gets_the_whole_request() -> Non
         line.read_head()
         line.send(answer_bytes(b"reading")[:-3])
         line.peer.closing.wait(0.05)
-        size = len(line._buffer)
-        while size < 20_000_000:
-            size += len(line.sock.recv(1 << 20))
-        sizes.append(size)
+        sizes.append(read_all(line))
         line.send(b"ing")
 
     with Peer(script) as peer:
-        assert body_of(call(peer.url(), data="x" * 20_000_000)) == b"reading"
-    assert sizes == [20_000_000]
+        assert body_of(call(peer.url(), data=LARGE)) == b"reading"
+    assert sizes == [len(LARGE)]
 
 
 # --- Connections that are kept
@@ -567,29 +575,37 @@ def test_a_name_leads_to_the_addresses_that_were_checked_and_to_none_where_any_i
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system tells")
-@pytest.mark.parametrize("is_read_late", [False, True])
+@pytest.mark.parametrize("how", ["is late", "is read late", "ends late", "never ends"])
 def test_it_is_known_when_an_answer_came_however_late_it_is_read(
-    monkeypatch: pytest.MonkeyPatch, is_read_late: bool
+    monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A process whose threads wait for each other has no slow API."""
+    """A process whose threads wait for each other has no slow API. An answer without a length has
+    come when its connection ends; of one that never ends nobody knows.
+    """
     wait_at_most = connection._set_timeout
 
     def read_late(sock: Any, seconds: float) -> None:
         time.sleep(0.3)
         wait_at_most(sock, seconds)
 
-    def slow(_: object) -> bytes:
-        time.sleep(0 if is_read_late else 0.3)
-        return answer_bytes(b"{}")
+    def script(line: Line) -> None:
+        line.read()
+        time.sleep(0.3 * (how == "is late"))
+        length = {"ends late": "", "never ends": "9"}.get(how, "1")
+        line.send(answer_bytes(b"x", Content_Length=length))
+        line.peer.closing.wait(0.3 if how == "ends late" else 9)
 
-    if is_read_late:
+    if how == "is read late":
         monkeypatch.setattr(connection, "_set_timeout", read_late)
-    gate = wire.Gate()
-    with Peer(answering(slow)) as peer:
-        answer = call(peer.url("/"), gate=gate)
+    gate = Gate()
+    with Peer(script) as peer:
+        patience = Timeouts(5, 0.3 if how == "never ends" else 5, 5)
+        answer = call(peer.url("/"), gate=gate, timeouts=patience)
         read_at = clocks.monotonic()
-    came_after, was_read_after = gate.answered_at - answer.sent_at, read_at - gate.answered_at
-    assert (was_read_after if is_read_late else came_after) >= 0.25
+    assert answer.broken is (gate.answered_at is None) is (how == "never ends")
+    if gate.answered_at is not None:
+        since = read_at if how == "is read late" else answer.sent_at
+        assert abs(gate.answered_at - since) >= 0.25
 
 
 # --- TLS: whom the client trusts, and slow or early servers behind it
@@ -699,24 +715,3 @@ def test_a_tls_connection_is_used_again_unless_more_than_its_answer_is_in_it(
         for count in (1, 2):
             assert body_of(call(peer.url(), policy=trusting(certificate))) == b"mine"
             assert len(peer.lines) == count
-
-
-@pytest.mark.parametrize("end", ["it is closed", "nothing more comes"])
-def test_an_answer_without_a_length_has_come_when_its_connection_ends(end: str) -> None:
-    """A thread has it in hand until then: others are wanted for the calls that wait."""
-    closes = end == "it is closed"
-
-    def slow(line: Any) -> None:
-        line.read()
-        line.send(b"HTTP/1.1 200 OK\r\n" + (b"" if closes else b"Content-Length: 9\r\n") + b"\r\nx")
-        line.peer.closing.wait(0.3 if closes else 9)
-        line.sock.close()
-
-    with Peer(slow) as peer:
-        gate = wire.Gate()
-        answer = call(peer.url("/"), gate=gate, timeouts=Timeouts(5, 5 if closes else 0.3, 5))
-        read_at = clocks.monotonic()
-    assert answer.sent_at is not None
-    assert answer.broken is not closes
-    came_at = read_at if gate.answered_at is None else gate.answered_at
-    assert came_at - answer.sent_at >= 0.25
