@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue.clocks import ClockEstimate, Reading
+from callqueue.database import to_us
+from callqueue.execution import claim
 
 TRIPS = st.tuples(st.floats(0.0001, 0.05), st.floats(0.0, 1.0), st.floats(0.0, 3.0))
 
@@ -53,3 +58,18 @@ def test_an_instant_is_never_taken_for_earlier_than_it_may_be(
     truth = round((5000 + mono) * 1_000_000)
     assert reading.latest(mono) >= truth - 2
     assert reading.monotonic_at(truth) >= mono - 2e-6
+
+
+@pytest.mark.parametrize(
+    ("shows", "is_steady", "slot"),
+    [(0.05, True, 0.1), (-60.0, True, -59.9), (-60.0, False, -59.9), (60.0, True, 0.1), (60.0, False, 60.1)],
+)  # fmt: skip
+def test_a_slot_is_never_later_than_it_was_ahead_and_just_that_where_the_clock_may_have_jumped(
+    shows: float, is_steady: bool, slot: float
+) -> None:
+    released, instants = datetime(2030, 1, 1, tzinfo=UTC), [0.1, shows, slot]
+    send_at, at, expected = (released + timedelta(seconds=one) for one in instants)
+    clock = Reading(to_us(at), 0.0, 0.0)
+    steady_from = released if is_steady else released + timedelta(microseconds=1)
+    assert claim.slot(send_at, released, clock, steady_from) == expected
+    assert claim.slot(None, released, clock, steady_from) is None

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
@@ -28,7 +29,7 @@ from callqueue import (
 )
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import executor, recorder, wire
+from callqueue.execution import executor, recorder, request, wire
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
@@ -356,6 +357,19 @@ def test_a_time_limit_that_strikes_as_a_module_is_read_gives_the_call_back(
     with pytest.raises(SoftTimeLimitExceeded):
         executor.execute("default", [CallAttempt.objects.get().pk])
     assert (fresh(call).status, CallAttempt.objects.get().outcome) == (Status.NEW, "voided")
+
+
+def test_a_time_limit_that_strikes_after_a_handler_gives_nothing_back(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did would be done twice: its lease decides."""
+    rules(r=Rule(), more={"HANDLERS": {"own": f"{NAME}.handle"}})
+    monkeypatch.setattr(request, "_columns", Mock(side_effect=SoftTimeLimitExceeded))
+    call = CallQueue.objects.send({"method": "own", "params": {"path": "/"}}, rule="r")
+    release()
+    with pytest.raises(SoftTimeLimitExceeded):
+        executor.execute("default", [CallAttempt.objects.get().pk])
+    assert (fresh(call).status, CallAttempt.objects.get().outcome) == (Status.DISPATCHED, "")
 
 
 @pytest.mark.parametrize(

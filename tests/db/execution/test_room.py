@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
+from django.utils import timezone
 
 from callqueue import Rule, Secret, SlidingWindow, handler
 from callqueue.database.connections import kept as kept_connections
@@ -98,6 +100,37 @@ def test_what_there_is_no_room_for_goes_on_to_another_process_or_back(
     assert ("publish_failed" in caplog.text) is not is_taken
 
 
+@pytest.mark.parametrize("why", ["out of date", "told to go", "no room in time", "away"])
+def test_what_is_not_begun_is_given_back_at_once(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Else it is charged until its release lease ends."""
+    first, second = _released(2)
+    answers, taken = threading.Event(), [second]
+    remote.answers["/"] = lambda: answers.wait(20) and 200
+    if why == "out of date":
+        CallQueue.objects.filter(attempts=second).update(due_at_dt=timezone.now() + timedelta(1))
+    elif why == "told to go":
+        monkeypatch.setattr(process, "most", lambda: 0)
+    elif why == "no room in time":
+        monkeypatch.setattr(process, "most", lambda: 1)
+        monkeypatch.setattr(process, "patience", lambda task: 0.2)
+        taken = [first, second]
+    else:
+        monkeypatch.setattr(flight.claim, "begin", Mock(side_effect=ValueError("odd")))
+    try:
+        for one in taken:
+            with taking([one]) as slot:
+                if why == "away":
+                    with pytest.raises(ValueError, match="odd"):
+                        slot.result(20)
+                    return
+                assert slot.result(20) == (one == first)
+        assert CallAttempt.objects.get(pk=second).outcome == "voided"
+    finally:
+        answers.set()
+
+
 def test_what_room_is_soon_found_for_stays(remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where answers are quick nothing is handed on: a message costs more than a moment."""
     monkeypatch.setattr(process, "most", lambda: ROOM)
@@ -136,6 +169,7 @@ SCENES: dict[str, tuple[str, dict[str, Any]]] = {
     "a secret's file": ("post", {"url": "http://127.0.0.1:1/", "headers": {"X": Secret("FILE")}}),
     "a handler": ("starving", {}),
     "classify's module": ("post", {"url": "http://127.0.0.1:1/"}),
+    "settle's module": ("post", {"url": "http://127.0.0.1:1/"}),
 }
 
 
@@ -144,10 +178,11 @@ def test_without_descriptors_a_call_waits_again_as_it_did_before(
     rules: Rules, scene: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     own = {}
-    if scene == "classify's module":
-        (tmp_path / "unread_classify.py").write_text("def own(answer): return None", "utf-8")
+    if scene.endswith("'s module"):
+        hook = scene.partition("'")[0]
+        (tmp_path / f"unread_{hook}.py").write_text("def own(answer): return None", "utf-8")
         monkeypatch.syspath_prepend(tmp_path)
-        own = {"classify": "unread_classify.own"}
+        own = {hook: f"unread_{hook}.own"}
     rules({**NEARBY, "SECRETS": {"FILE": _read_secret}}, r=Rule(**own))
     method, params = SCENES[scene]
     call = CallQueue.objects.send({"method": method, "params": params}, rule="r")
@@ -237,7 +272,10 @@ def test_a_process_has_no_more_in_flight_than_its_slots_and_descriptors_allow(
     try:
         process.know_worker(SimpleNamespace(concurrency=3))
         assert process.most() == 300
-        monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child
-        assert process.most() == 100
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: -1)
+            assert process.most() == 100
+            process.tell_to_go()  # it shares what its worker is told
+            assert process.most() == 0
     finally:
         process.know_worker(None)

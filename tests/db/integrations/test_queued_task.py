@@ -36,6 +36,7 @@ from callqueue.handlers.celery_task import TaskExited, TaskGaveUp
 from callqueue.integrations import queued_result
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import Clock, Sent, run_callqueue
+from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -69,6 +70,17 @@ def plain(result: Any, more: Any = None) -> Any:
 @shared_task(name="tests.queued.errback")
 def errback(task_id: str) -> None:
     ran.append(("errback", task_id))
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.errback")
+def queued_errback(task_id: str) -> None:
+    errback(task_id)
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.identity")
+def identity(value: Any) -> Any:
+    ran.append(value)
+    return value
 
 
 @shared_task(
@@ -136,13 +148,8 @@ def _rules(rules: Rules) -> Iterator[None]:
     ran.clear()
 
 
-def fresh(call: CallQueue | None) -> CallQueue:
-    assert call is not None
-    return CallQueue.objects.get(pk=call.pk)
-
-
-def last_attempt(call: CallQueue | None) -> CallAttempt:
-    return fresh(call).attempts.order_by("-number")[0]
+def last_attempt(call: CallQueue) -> CallAttempt:
+    return call.attempts.order_by("-number")[0]
 
 
 # --- Sending and running
@@ -401,17 +408,6 @@ def outcome(what: str) -> Any:
     }[what]
 
 
-@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.identity")
-def identity(value: Any) -> Any:
-    ran.append(value)
-    return value
-
-
-@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.errback")
-def queued_errback(task_id: str) -> None:
-    ran.append(("errback", task_id))
-
-
 @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.request", bind=True)
 def request_of(self: Any) -> dict[str, Any]:
     names = ("id", "is_eager", "hostname", "eta", "expires", "correlation_id", "argsrepr", "lang",
@@ -419,11 +415,12 @@ def request_of(self: Any) -> dict[str, Any]:
     return {name: self.request.get(name) for name in names}
 
 
+ERRORS = {"exit": SystemExit(3), "generator": GeneratorExit(), "error": ValueError("it broke")}
+
+
 @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.exits", bind=True)
 def exits(self: Any, kind: str) -> None:
-    raise {"exit": SystemExit(3), "generator": GeneratorExit(), "error": ValueError("it broke")}[
-        kind
-    ]
+    raise ERRORS[kind]
 
 
 @shared_task(base=callqueue.QueuedTask, rule="soon", name="tests.known.silent", bind=True)

@@ -11,15 +11,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import signals
 
-from callqueue import broker
+from callqueue import Rule, broker, clocks
 from callqueue.execution import flight, request, starvation
+from callqueue.execution.connection import Dropped
 from callqueue.execution.flight import NAME
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
@@ -258,6 +259,43 @@ def test_whoever_is_told_to_go_lands_and_sends_its_last_announcements(
     announced_here(broker.ANNOUNCE, ([1], "default"))
     signal.send(sender=None)
     assert sent == [(broker.ANNOUNCE, ([1], "default"), "")]
+
+
+# --- The gate of a call
+
+
+@pytest.mark.parametrize(
+    ("is_begun", "left", "opens_in", "why"),
+    [
+        (None, 10.0, None, ""),
+        (True, 10.0, 0.2, ""),
+        (False, 10.0, None, "what has begun it was undone"),
+        (None, -1.0, None, "the lease had ended"),
+        (None, 0.5, None, "too little was left of the lease"),
+        (None, 1.5, 0.7, "too little was left of the lease"),
+    ],
+)
+def test_nothing_is_sent_before_its_slot_or_that_may_outlive_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+    is_begun: bool | None,
+    left: float,
+    opens_in: float | None,
+    why: str,
+) -> None:
+    """Nor before it is known that it is begun. Until its slot it has not passed: it may go back."""
+    monkeypatch.setattr(request, "_waits", {"r": (1.0, 1.0)})
+    now, passed = clocks.monotonic(), list[bool]()
+    opens = None if opens_in is None else now + opens_in
+    job: Any = _job(1, "r")
+    job.lease_ends, job.sound_rule = now + left, Rule(total_timeout=60)
+    job.clearance = None if is_begun is None else SimpleNamespace(wait=lambda: is_begun)
+    job.slot_opens = lambda: passed.append(gate.is_passed) or opens
+    gate = request.SlotGate(job)
+    with pytest.raises(Dropped, match=why) if why else nullcontext():
+        gate.wait()
+    assert gate.ends == job.lease_ends
+    assert (passed, gate.is_passed) == ([False] * (is_begun is not False), is_begun is not False)
+    assert opens is None or clocks.monotonic() >= opens
 
 
 # --- A process that may have no more descriptors

@@ -325,7 +325,9 @@ def test_the_usual_jitter_is_a_share_of_the_window_and_what_passes_a_second_is_t
     ],
 )
 def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
-    """Also of a bucket some of whose charges are known to leave later: it fills until then."""
+    """Also of a bucket some of whose charges are known to leave later: it fills until then. What
+    fits later fits at that very microsecond, and at none before.
+    """
     rand, now = random.Random(3), 1_000_000 * SECOND
     for _ in range(100):
         instants = sorted(now + rand.randint(-2 * SECOND, SECOND // 4) for _ in range(6))
@@ -337,6 +339,25 @@ def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
         same = limit.meter_with(meter.free, now)
         assert (same.free, same.free_at(same.free + 1)) == (meter.free, None)
         assert not same.free or same.free_at(same.free) == now
+        for cost in range(1, limit.capacity + 1):
+            if (instant := meter.free_at(cost)) not in (None, now):
+                frees = [limit.meter(usage, at).free for at in (instant - 1, instant)]
+                assert frees[0] < cost <= frees[1]
+
+
+@pytest.mark.parametrize("moved", [0, 7 * SECOND, -3601 * SECOND])
+def test_a_call_near_an_edge_of_the_calendar_counts_on_both_sides(moved: int) -> None:
+    """However far ledger time is behind the calendar; and with another rate."""
+    limit = FixedWindow("5/m", jitter=0.1).moved_by(moved)
+    edge, near = 1_800_000_000 * SECOND - moved, 100_000
+    for same in (limit, limit.with_rate("5/m"), limit.with_rate("1/m").times(5)):
+        assert same.window(edge) == (edge, edge + 60 * SECOND)
+        for at, now, free in [
+            (edge - near - 1, edge + near - 1, 0),
+            (edge - near - 1, edge + near, 5),
+            (edge - near, edge + near, 0),
+        ]:
+            assert same.meter(Usage(aged=[(at, 5)]), now).free == free
 
 
 # --- A kind that callqueue does not have
