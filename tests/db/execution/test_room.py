@@ -242,7 +242,7 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     assert CallQueue.objects.new().count() == 3
     assert remote.requests == []
     if began:
-        assert process.flight_of("default").crew.most() == 1
+        assert process.flight_of("default").room() == 1
     else:
         assert starvation.shortage.is_on and rested == [None]
 

@@ -197,17 +197,18 @@ def test_countdown_eta_and_expires(callqueue_clock: Clock) -> None:
     eta = fetch.apply_async(("eta",), eta=now + timedelta(hours=2)).call
     naive = fetch.apply_async(("naive",), eta=(now + timedelta(hours=2)).replace(tzinfo=None)).call
     gone = fetch.apply_async(("gone",), countdown=60, expires=1800).call
+    assert all(fetch.apply_async(("now",), countdown=none).call.ready for none in (0, 0.0, None))
     assert abs(later.due_at_dt - now - timedelta(hours=1)) < timedelta(minutes=1)
     assert eta.due_at_dt == naive.due_at_dt == now + timedelta(hours=2)
     assert abs(gone.expires_at_dt - now - timedelta(minutes=30)) < timedelta(minutes=1)
     run_callqueue()
-    assert ran == []
+    assert ran == [("now", 1)] * 3
     callqueue_clock.forward(minutes=31)
     run_callqueue()
     assert fresh(gone).status == Status.EXPIRED
     callqueue_clock.forward(hours=2)
     run_callqueue()
-    assert sorted(repo for repo, _ in ran) == ["eta", "later", "naive"]
+    assert sorted(repo for repo, _ in ran[3:]) == ["eta", "later", "naive"]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +236,17 @@ def test_options_without_a_meaning_and_arguments_that_are_no_json_are_refused_by
         fetch.apply_async(**{"args": ("a",), **options})
     assert refused.value.field == field
     assert not CallQueue.objects.exists()
+
+
+@pytest.mark.parametrize("option", ["time_limit", "soft_time_limit", "rate_limit"])
+def test_what_a_task_states_that_has_no_meaning_is_refused_when_it_is_sent(option: str) -> None:
+    @shared_task(
+        base=callqueue.QueuedTask, rule="github", name=f"tests.queued.{option}", **{option: 3}
+    )
+    def stating() -> None: ...
+
+    with pytest.raises(InvalidCall, match=f"the task tests.queued.{option} states it"):
+        stating.delay()
 
 
 def test_options_that_say_how_a_message_travels_do_nothing_and_signatures_are_minded() -> None:
@@ -428,6 +440,7 @@ def retries_in_silence(self: Any) -> str:
     ran.append(self.request.retries)
     if self.request.retries < 2:
         self.retry(throw=False, countdown=0)
+    assert not self.request.is_eager, "what it sends now is sent"
     return "done"
 
 
@@ -507,6 +520,35 @@ def test_a_retry_that_is_not_raised_is_a_retry_and_what_is_released_has_not_star
     result = identity.delay(1)
     CallQueue.objects.update(status=Status.DISPATCHED)
     assert result.state == "PENDING"
+
+
+@pytest.mark.usefixtures("results")
+def test_a_hold_of_the_last_attempt_is_no_end_and_what_is_done_is_told_by_its_run_alone(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(retry=Retry(max_attempts=1)))
+    held, done = outcome.delay("hold"), identity.delay(1)
+    run_callqueue()
+    assert (fresh(held.call).status, held.state) == (Status.ERROR, "RETRY")
+    unknown = CallQueue.objects.filter(pk=done.call.pk)
+    params = {**done.call.call_data["params"], "headers": {"id": "8"}}
+    unknown.update(call_data={"method": "celery_task", "params": params})
+    assert queued_result.tell("default", [done.call.pk, held.call.pk]) == 0
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.parent", bind=True)
+def parent_of(self: Any, depth: int) -> None:
+    ran.append((self.request.id, self.request.root_id, self.request.parent_id))
+    if depth:
+        parent_of.delay(depth - 1)
+
+
+def test_what_a_task_sends_knows_its_parent_and_its_root() -> None:
+    parent_of.delay(2)
+    run_callqueue()
+    first, second, third = ran
+    assert [root for _, root, _ in ran[1:]] == [first[0]] * 2
+    assert (second[2], third[2]) == (first[0], second[0])
 
 
 # --- Ends that no run tells

@@ -582,10 +582,11 @@ def test_it_is_known_when_an_answer_came_however_late_it_is_read(
     """A process whose threads wait for each other has no slow API. An answer without a length has
     come when its connection ends; of one that never ends nobody knows.
     """
-    wait_at_most = connection._set_timeout
+    wait_at_most, has_answered = connection._set_timeout, threading.Event()
 
     def read_late(sock: Any, seconds: float) -> None:
-        time.sleep(0.3)
+        if gate.is_whole and has_answered.wait(5):
+            time.sleep(0.3)
         wait_at_most(sock, seconds)
 
     def script(line: Line) -> None:
@@ -593,6 +594,7 @@ def test_it_is_known_when_an_answer_came_however_late_it_is_read(
         time.sleep(0.3 * (how == "is late"))
         length = {"ends late": "", "never ends": "9"}.get(how, "1")
         line.send(answer_bytes(b"x", Content_Length=length))
+        has_answered.set()
         line.peer.closing.wait(0.3 if how == "ends late" else 9)
 
     if how == "is read late":
@@ -699,6 +701,16 @@ def test_slow_tls_servers_are_bounded_too(certificate: Certificate) -> None:
     for script, size in ((drips, 1), (_stays, 30_000_000)):
         with Peer(script, context=certificate.server) as peer, within(4):
             assert is_lost(call(peer.url(), data="x" * size, **own))
+
+
+def test_what_tls_did_not_take_may_have_been_sent_in_part(
+    secure: Peer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a plain connection it is known that nothing was."""
+    monkeypatch.setattr(Connection, "_push", Mock(side_effect=OSError(errno.ECONNRESET, "reset")))
+    assert is_lost(call(secure.url(), policy=trusting(certificate)))
+    with Peer(answering(echo)) as plain:
+        assert nothing_was_sent(call(plain.url()))
 
 
 def test_a_tls_connection_is_used_again_unless_more_than_its_answer_is_in_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -187,6 +188,17 @@ def test_a_flight_that_was_boarded_before_it_lands_has_not_landed(
         assert not lands.is_alive()
 
 
+def test_what_waits_for_room_has_not_landed() -> None:
+    one, landed = flight.Flight.__new__(flight.Flight), threading.Event()
+    one.boarding, one.landings, one.under_way = [flight.Message([1])], [landed], {}
+    one.most, one.crew = lambda: 1, SimpleNamespace(most=lambda: math.inf)  # type: ignore[assignment]
+    one._settle()
+    assert not landed.is_set()
+    one.boarding[0].waiting = []
+    one._settle()
+    assert landed.is_set() and not one.boarding
+
+
 def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,6 +344,27 @@ def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list
         pause.begin("no more")
         clock[0] += ahead
     assert _seconds_of(pause, clock) == 0.5, "calls that were taken before make it no longer"
+
+
+@pytest.mark.parametrize(
+    ("wanting", "what"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (RuntimeError("can't start new thread"), "threads"),
+        (OSError(errno.ECONNRESET, "reset"), None),
+    ],
+)
+def test_what_was_wanting_is_known_by_whatever_else_is_said_of_it(
+    wanting: Exception, what: str | None
+) -> None:
+    """By a library that raises an error of its own, from it or while it handles it."""
+    behind, named, during = ValueError("odd"), ValueError("odd"), ValueError("odd")
+    named.__cause__, during.__context__, behind.__context__ = wanting, wanting, named
+    for error in (wanting, named, during, behind):
+        text = starvation.starved(error)
+        assert text == (
+            what and f"nothing was sent: this worker's process may have no more ({what})"
+        )
 
 
 def test_it_says_so_once_a_minute(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:

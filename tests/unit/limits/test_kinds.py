@@ -398,12 +398,20 @@ def test_no_charge_is_lost_between_a_level_and_what_is_newer(ended: int) -> None
     assert budget.limit.meter(later, now).used == budget.limit.meter(usage, now).used
 
 
-def test_levels_of_other_budgets_are_forgotten() -> None:
-    limits = [TokenBucket("1/s", burst=3)]
+def test_a_level_is_of_its_own_bucket_and_of_no_other_time() -> None:
+    limits, dearer = [TokenBucket("1/s", burst=3)], [TokenBucket("2/s", burst=3)]
     budgets = bind({"r": Rule(limits=limits), "s": Rule(limits=limits)}).budgets
-    memo, now = Memo(), 11 * SECOND
+    memo, at, now = Memo(), 10 * SECOND, 11 * SECOND
     for rule in "rs":
-        brought_up(memo, budgets[rule][0], "", Usage(), 10 * SECOND, now)
+        brought_up(memo, budgets[rule][0], "", Usage(), at, now)
+    own, (other,) = budgets["r"][0], bind({"r": Rule(limits=dearer)}).budgets["r"]
     forget_other_levels(memo, {"r#0"})
-    assert kept_level(memo, budgets["r"][0], "", 0, now)
-    assert kept_level(memo, budgets["s"][0], "", 0, now) is None
+    assert kept_level(memo, own, "", at, at)
+    for budget, value, since, until in [
+        (budgets["s"][0], "", at, now),
+        (other, "", at, now),
+        (own, "k", at, now),
+        (own, "", at + 1, now),
+        (own, "", at, at - 1),
+    ]:
+        assert kept_level(memo, budget, value, since, until) is None
