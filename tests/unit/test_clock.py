@@ -73,3 +73,28 @@ def test_a_slot_is_never_later_than_it_was_ahead_and_just_that_where_the_clock_m
     steady_from = released if is_steady else released + timedelta(microseconds=1)
     assert claim.slot(send_at, released, clock, steady_from) == expected
     assert claim.slot(None, released, clock, steady_from) is None
+
+
+@pytest.mark.parametrize(
+    ("went", "jump", "is_off"),
+    [
+        (4_978_997, -11_003, True),
+        (4_978_998, 0, True),
+        (4_979_999, 0, True),
+        (4_980_000, 0, False),
+        (5_020_000, 0, False),
+        (5_020_001, 0, True),
+        (5_021_002, 0, True),
+        (5_021_003, 31_003, True),
+        (60_000_000, 55_010_000, True),
+        (-60_000_000, -64_990_000, True),
+    ],
+)
+def test_between_two_readings_a_clock_was_set_by_what_time_did_not_surely_go(
+    went: int, jump: int, is_off: bool
+) -> None:
+    """Readings of 10 ms, 5 s apart. What was set forward errs upwards, and is not credited."""
+    first = Reading(1_000_000_000, 100.0, 100.01)
+    later = Reading(1_000_000_000 + went, 105.0, 105.01)
+    assert (first.jump_to(later), first.is_off(later)) == (jump, is_off)
+    assert first.credit(later) - first.at == min(went, 4_990_000 + 11_002)

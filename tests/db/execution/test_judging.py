@@ -76,24 +76,6 @@ def test_what_an_answer_or_none_makes_of_its_call(
     assert why in call.attempts.get().error_message
 
 
-def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]), other=Rule())
-    remote.answers["/"] = (429, {"Retry-After": "30"}, b"")
-    call, same = send("r", key="T1"), send("r", "/same", key="T1", priority=-1)
-    run()
-    free, elsewhere = send("r", "/free", key="T2"), send("other", "/elsewhere")
-    assert run() == 2
-    call = fresh(call)
-    assert (call.status, call.failed_count) == (Status.ERROR, 0)
-    assert fresh(free).status == fresh(elsewhere).status == Status.DONE
-    hold = Hold.objects.get()
-    assert (hold.rule, hold.per, hold.value) == ("r", "key", "T1")
-    assert timedelta(seconds=25) < hold.until - ledger_time.now("default") < timedelta(seconds=31)
-    assert fresh(same).status in (Status.NEW, Status.DONE, Status.ERROR)
-
-
 @pytest.mark.parametrize(
     ("settled", "charged"),
     [
@@ -206,9 +188,10 @@ def test_a_hold_is_of_the_scope_named_or_the_narrowest_that_the_call_has(
 ) -> None:
     limits = [LIMITS[per] for per in pers]
     rules(r=Rule(queues="q", limits=limits, classify=lambda _: HoldUntil(30, "x", scope=scope)))
-    send("r", key=key)
+    call = send("r", key=key)
     run()
     assert Hold.objects.values_list("per", "value").get() == held
+    assert (fresh(call).status, fresh(call).failed_count) == (Status.ERROR, 0), "none is used up"
 
 
 def test_a_refusal_without_a_time_makes_no_hold_longer_and_holds_all_that_share_the_limit(

@@ -48,6 +48,7 @@ from tests.support.peer import (
     within,
 )
 from tests.support.starving import few_threads, no_descriptors
+from tests.support.verdicts import wait_until
 
 
 def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
@@ -250,6 +251,35 @@ def test_what_is_given_up_is_taken_back_from_the_kernel(is_answered: bool) -> No
         close_idle(0)
         assert peer.has_closed(1)
     assert ends == [b"" if is_answered else "reset"]
+
+
+def test_until_its_answer_a_gate_asks_its_connection_whether_all_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Connection, "has_arrived", lambda _: False)
+    gate, seen = Gate(), list[bool]()
+
+    def script(line: Line) -> None:
+        line.read()
+        wait_until(lambda: gate.is_whole, 5)
+        seen.append(gate.has_arrived())
+        line.send(answer_bytes())
+
+    with Peer(script) as peer:
+        assert body_of(call(peer.url(), gate=gate)) == b"ok"
+    assert (seen, gate.has_arrived()) == ([False], True)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "is_late", "by"),
+    [(None, False, 3.0), (None, True, 9.0), (2.0, True, 3.0), (5.0, False, 5.0)],
+)
+def test_what_was_sent_has_arrived_by_the_latest_instant_that_was_seen(
+    arrived: Any, is_late: bool, by: float
+) -> None:
+    gate = Gate()
+    gate.arrived, gate.is_late = arrived, is_late
+    assert gate.arrived_by(clocks.Mono(3.0), clocks.Mono(9.0)) == by
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
