@@ -200,7 +200,7 @@ def test_a_refusal_without_a_time_makes_no_hold_longer_and_holds_all_that_share_
     shared = SlidingWindow("9/s", name="account")
     answers = {"/": HoldUntil(10, "named"), "/next": HoldUntil(None, "not named")}
     rules(
-        r=Rule(limits=[shared], classify=lambda answer: answers[answer.text]),
+        r=Rule(limits=[shared], classify=lambda answer: answers[answer.text], retry=Retry(base=60)),
         other=Rule(limits=[shared]),
         apart=Rule(limits=[SlidingWindow("9/s")]),
     )

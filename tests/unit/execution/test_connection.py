@@ -48,7 +48,7 @@ from tests.support.peer import (
     within,
 )
 from tests.support.starving import few_threads, no_descriptors
-from tests.support.verdicts import wait_until
+from tests.support.verdicts import on_a_quiet_machine, wait_until
 
 
 def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
@@ -159,8 +159,8 @@ def head_of(reader: Any, data: bytes, method: str) -> Any:
         return head.version, head.status, head.reason, head.msg.items(), framing, left
 
 
-@pytest.mark.parametrize("raised", [Dropped("the lease has ended"), RuntimeError("told to stop")])
-def test_what_the_gate_refuses_is_not_sent(raised: Exception) -> None:
+@pytest.mark.parametrize("raised", [Dropped("the lease has ended"), SystemExit("told to stop")])
+def test_what_the_gate_refuses_is_not_sent(raised: BaseException) -> None:
     """Dropped says so of the call; whatever else it raises is raised."""
     ended: list[bool] = []
     refusing = Recording(Mock(side_effect=raised))
@@ -169,7 +169,7 @@ def test_what_the_gate_refuses_is_not_sent(raised: Exception) -> None:
             dropped = Answer(None, None, error="the lease has ended", dropped=True)
             assert call(peer.url(), gate=refusing) == dropped
         else:
-            with pytest.raises(RuntimeError, match="told to stop"):
+            with pytest.raises(SystemExit, match="told to stop"):
                 call(peer.url(), gate=refusing)
         assert peer.has_closed(1)
     assert ended == [True]
@@ -268,6 +268,20 @@ def test_until_its_answer_a_gate_asks_its_connection_whether_all_has_arrived(
     with Peer(script) as peer:
         assert body_of(call(peer.url(), gate=gate)) == b"ok"
     assert (seen, gate.has_arrived()) == ([False], True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells")
+def test_of_a_connection_that_is_gone_nobody_knows_what_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a kernel that does not know the question, as of any other system: all has."""
+    one, closed = Connection("localhost", 80), socket.socket()
+    closed.close()
+    for one.sock in (None, closed):
+        assert not one.has_arrived()
+    for error in (errno.EBADF, errno.ENOTCONN, errno.ENOTTY, errno.ENOSYS):
+        monkeypatch.setattr(connection.fcntl, "ioctl", Mock(side_effect=OSError(error, "no")))
+        assert one.has_arrived() is (error in (errno.ENOTTY, errno.ENOSYS))
 
 
 @pytest.mark.parametrize(
@@ -726,11 +740,13 @@ def test_slow_tls_servers_are_bounded_too(certificate: Certificate) -> None:
         line.read()
         line.drip(answer_bytes(b"x" * 10000))
 
-    # time enough for a handshake on a busy machine
     own = {"policy": trusting(certificate), "timeouts": HURRIED}
     for script, size in ((drips, 1), (_stays, 30_000_000)):
         with Peer(script, context=certificate.server) as peer, within(4):
-            assert is_lost(call(peer.url(), data="x" * size, **own))
+            answer = call(peer.url(), data="x" * size, **own)
+        with on_a_quiet_machine():
+            assert "connecting to" not in answer.error
+        assert is_lost(answer)
 
 
 def test_what_tls_did_not_take_may_have_been_sent_in_part(
