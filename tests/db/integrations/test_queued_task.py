@@ -440,7 +440,8 @@ def retries_in_silence(self: Any) -> str:
     ran.append(self.request.retries)
     if self.request.retries < 2:
         self.retry(throw=False, countdown=0)
-    assert not self.request.is_eager, "what it sends now is sent"
+    if self.request.is_eager:
+        ran.append("what it sends now is not sent")
     return "done"
 
 

@@ -175,6 +175,35 @@ def test_what_the_gate_refuses_is_not_sent(raised: BaseException) -> None:
     assert ended == [True]
 
 
+@pytest.mark.parametrize("ends_in", [-1.0, 1.2])
+def test_no_request_outlives_the_lease_of_its_gate(ends_in: float) -> None:
+    """Nor by what it waited in there; one whose lease is over does not even connect."""
+    gate = Recording(lambda: time.sleep(0.9))
+    gate.ends = clocks.monotonic() + ends_in
+    with Peer(lambda line: line.peer.closing.wait(5)) as peer:
+        answer = call(peer.url(), gate=gate)
+        late = clocks.monotonic() - gate.ends
+        assert len(peer.lines) == (ends_in > 0)
+    assert "the lease" in answer.error
+    if ends_in < 0:
+        assert nothing_was_sent(answer)
+    else:
+        assert is_lost(answer)
+        with on_a_quiet_machine():
+            assert late < 0.6
+
+
+def test_what_strikes_as_the_first_byte_goes_finds_it_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a task's time limit does: nobody knows whether it went."""
+    monkeypatch.setattr(Connection, "_push", Mock(side_effect=SystemExit))
+    gate = Gate()
+    with Peer(answering(echo)) as peer, pytest.raises(SystemExit):
+        call(peer.url(), gate=gate)
+    assert gate.sent_at is not None
+
+
 class Watching(Gate):
     """Opens once the server has hung up, as many times as it does."""
 
