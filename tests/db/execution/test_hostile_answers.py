@@ -332,16 +332,18 @@ def test_hooks_that_break_an_answer_or_say_what_is_no_outcome_harm_their_own_cal
     assert not CallQueue.objects.filter(status=Status.DISPATCHED).exists()
 
 
+@pytest.mark.parametrize("hook", ["classify", "settle"])
 def test_a_module_that_breaks_when_it_is_read_harms_its_own_rule(
-    rules: Rules, remote: Vendor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, remote: Vendor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, hook: str
 ) -> None:
     (tmp_path / "breaks_when_read.py").write_text("raise SystemExit('not here')")
     monkeypatch.syspath_prepend(tmp_path)
-    rules(r=Rule(classify="breaks_when_read.classify"), good=Rule())
+    rules(r=Rule(**{hook: "breaks_when_read.hook"}), good=Rule())
     bad, good = send("r"), send("good")
     as_one_message()
     assert (fresh(bad).status, fresh(good).status) == (Status.FAILED, Status.DONE)
     assert "SystemExit: not here" in fresh(bad).error_message
+    assert len(remote.requests) == 1, "nothing was sent by a rule that cannot judge it"
 
 
 def test_a_time_limit_that_strikes_as_a_module_is_read_gives_the_call_back(

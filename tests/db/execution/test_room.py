@@ -174,7 +174,6 @@ SCENES: dict[str, tuple[str, dict[str, Any]]] = {
     "a secret's file": ("post", {"url": "http://127.0.0.1:1/", "headers": {"X": Secret("FILE")}}),
     "a handler": ("starving", {}),
     "classify's module": ("post", {"url": "http://127.0.0.1:1/"}),
-    "settle's module": ("post", {"url": "http://127.0.0.1:1/"}),
 }
 
 
@@ -183,11 +182,10 @@ def test_without_descriptors_a_call_waits_again_as_it_did_before(
     rules: Rules, scene: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     own = {}
-    if scene.endswith("'s module"):
-        hook = scene.partition("'")[0]
-        (tmp_path / f"unread_{hook}.py").write_text("def own(answer): return None", "utf-8")
+    if scene == "classify's module":
+        (tmp_path / "unread_classify.py").write_text("def own(answer): return None", "utf-8")
         monkeypatch.syspath_prepend(tmp_path)
-        own = {hook: f"unread_{hook}.own"}
+        own = {"classify": "unread_classify.own"}
     rules({**NEARBY, "SECRETS": {"FILE": _read_secret}}, r=Rule(**own))
     method, params = SCENES[scene]
     call = CallQueue.objects.send({"method": method, "params": params}, rule="r")

@@ -477,6 +477,17 @@ def test_succeeded_is_its_result_and_what_no_call_asked_for_is_the_outcome_itsel
     assert outcome.apply(("hold",)).get() == HoldUntil(60, "wait")
 
 
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.calls_itself")
+def calls_itself(depth: int) -> Any:
+    return calls_itself(depth - 1) == GiveUp("no use") if depth else GiveUp("no use")
+
+
+def test_what_a_task_calls_itself_is_no_run_of_its_call() -> None:
+    result = calls_itself.delay(1)
+    run_callqueue()
+    assert (result.state, result.result) == ("SUCCESS", True)
+
+
 @pytest.mark.parametrize("way", ["__call__", "run"])
 def test_a_call_of_the_tasks_own_changes_nothing(way: str) -> None:
     class Own(callqueue.QueuedTask):
