@@ -415,7 +415,7 @@ def outcome(what: str) -> Any:
     return {
         "hold": HoldUntil(60, "wait"),
         "give up": GiveUp("no use"),
-        "later": RetryLater("not yet", after=1),
+        "later": RetryLater("not yet", after=60),
         "done": Succeeded({"n": 1}),
     }[what]
 

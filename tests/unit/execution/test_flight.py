@@ -11,8 +11,8 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,29 +140,6 @@ def test_a_thread_without_a_job_takes_the_next_and_ends_when_there_is_none(
 # --- The flight
 
 
-@contextmanager
-def begins_slowly(
-    monkeypatch: pytest.MonkeyPatch, most: int
-) -> Iterator[tuple[flight.Flight, threading.Event]]:
-    """A flight that has been boarded, and waits for the database until the event is set."""
-    began, goes = threading.Event(), threading.Event()
-
-    def begin(*_: Any) -> list[Any]:
-        began.set()
-        goes.wait(20)
-        return []
-
-    monkeypatch.setattr(flight.claim, "begin", begin)
-    one = flight.Flight("default", lambda: most)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
-    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
-    assert began.wait(20)
-    try:
-        yield one, goes
-    finally:
-        goes.set()
-
-
 def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = {"fast": (0.001, 0.001), "slow": (0.1, 0.2), "crowded": (0.003, 0.2)}
     monkeypatch.setattr(request, "_waits", waits)
@@ -174,21 +151,8 @@ def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.Monk
     assert flight._threads_for([jobs["new"]]) > 1  # nobody knows yet
 
 
-def test_a_flight_that_was_boarded_before_it_lands_has_not_landed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else a process that is told to go would not wait for that message's calls."""
-    with begins_slowly(monkeypatch, most=1) as (one, goes):
-        lands = threading.Thread(target=one.land, kwargs={"seconds": None}, daemon=True)
-        lands.start()
-        lands.join(0.3)
-        assert lands.is_alive()
-        goes.set()
-        lands.join(20)
-        assert not lands.is_alive()
-
-
 def test_what_waits_for_room_has_not_landed() -> None:
+    """Else a process that is told to go would not wait for that message's calls."""
     one, landed = flight.Flight.__new__(flight.Flight), threading.Event()
     one.boarding, one.landings, one.under_way = [flight.Message([1])], [landed], {}
     one.most, one.crew = lambda: 1, SimpleNamespace(most=lambda: math.inf)  # type: ignore[assignment]
@@ -203,12 +167,25 @@ def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_databa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However slow it is, and however many: a begin whose answer was lost may take seconds."""
-    made = list[int]()
-    with begins_slowly(monkeypatch, most=100) as (one, goes):
-        make = lambda job: made.append(job.attempt.id) or goes.wait(20)  # noqa: E731
-        monkeypatch.setattr(flight.telemetry, "traced", lambda _: make)
-        one.take_off([_job(number, "slow") for number in range(2, 22)])(True)
+    began, goes, made = threading.Event(), threading.Event(), list[int]()
+
+    def wait(*_: Any) -> list[Any]:
+        began.set()
+        goes.wait(20)
+        return []
+
+    monkeypatch.setattr(flight.claim, "begin", wait)
+    make = lambda job: made.append(job.attempt.id) or wait()  # noqa: E731
+    monkeypatch.setattr(flight.telemetry, "traced", lambda _: make)
+    one = flight.Flight("default", lambda: 100)
+    monkeypatch.setattr(one, "_connected", lambda work: work())
+    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
+    assert began.wait(20)
+    one.take_off([_job(number, "slow") for number in range(2, 22)])(True)
+    try:
         wait_until(lambda: len(made) == 20, 5)
+    finally:
+        goes.set()
 
 
 def test_most_threads_of_what_takes_off_are_started_once_it_is_cleared(
