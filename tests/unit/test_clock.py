@@ -37,6 +37,7 @@ def test_a_clock_that_was_set_starts_anew() -> None:
     narrowed.add(Reading(1_000_000, 1.0, 1.001))
     jumped = Reading(9_000_000, 2.0, 2.001)
     assert narrowed.add(jumped) == jumped
+    assert narrowed.add(Reading(9_500_000, 2.45, 2.6)).after < 2.502, "and is believed again"
 
 
 def test_many_readings_are_closer_than_any() -> None:
