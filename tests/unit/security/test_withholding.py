@@ -369,6 +369,7 @@ def test_others_log_nothing_secret_while_a_call_is_made_and_what_they_like_after
     with at_work((TOKEN,)):
         extra = {"data": {"args": [f"({TOKEN!r},)"]}}
         logger.warning("sent %(token)s", {"token": TOKEN}, extra=extra)
+        logger.warning("sent", extra={"data": {"args": [TOKEN]}})
         logger.warning("%d is not a number", TOKEN)
         try:
             raise ConnectionError(f"no route with {TOKEN}")
