@@ -691,7 +691,7 @@ def test_who_comes_and_agrees_waits_for_nobody_who_writes_an_instant(
 
     def writes(freeze: Any) -> None:
         with database.writing("default"):
-            ledger_time.held("default")
+            ledger_time.read_held("default")
             freeze()
 
     with beside_a_frozen(writes), waiting_for_nobody():

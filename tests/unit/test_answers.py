@@ -75,6 +75,7 @@ def test_json_is_read_in_the_charset_that_the_answer_names(name: str, charsets: 
     assert answered(f'{{"name": "{name}"}}'.encode()).json() == {"name": name}
     with pytest.raises(ValueError, match="Expecting value"):
         answered(b"<html>").json()
+    assert answered(b"", response_status=None).json() is None, "a handler returned nothing"
 
 
 KEPT = "4 of 10 bytes.*KEEP_RESPONSE_BYTES"
@@ -88,6 +89,7 @@ SCRUBBED = {"response_body": '{"id": "[secret]"}', "response_form": "scrubbed"}
         ({}, {}, b"1234", KEPT),
         ({"response_form": "scrubbed, cut"}, {"scrubbed": True}, b"1234", KEPT),
         (SCRUBBED, {}, b'{"id": "[secret]"}', r"held a secret of the call.*json\(scrubbed=True\)"),
+        ({**SCRUBBED, "response_body": "{}"}, {}, b"{}", "held a secret of the call"),
         (NOT_KEPT, {}, b"", "not kept"),
         ({"response_body": UNREADABLE["$unreadable"]}, {}, b"", "not kept"),
         ({"response_headers": UNREADABLE}, {}, b"", "not kept"),
@@ -98,10 +100,8 @@ def test_an_answer_that_is_not_whole_does_not_read_as_json(
 ) -> None:
     answer = answered(b"1234567890", keep=4, **columns)
     assert (answer.body, answer.text, answer.size) == (body, body.decode(), 10)
-    assert (answer.is_cut, answer.is_scrubbed) == (
-        columns is not SCRUBBED,
-        "secret" in why or bool(reads),
-    )
+    is_cut = columns.get("response_form") != "scrubbed"
+    assert (answer.is_cut, answer.is_scrubbed) == (is_cut, "secret" in why or bool(reads))
     with pytest.raises(AnswerCut, match=why) as refused:
         answer.json(**reads)
     assert refused.value.size == 10 and isinstance(refused.value, CallQueueError)

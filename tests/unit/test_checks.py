@@ -44,10 +44,13 @@ def test_use_tz_off_is_an_error_that_says_what_to_set(settings: Any) -> None:
 
 @pytest.mark.parametrize(("limit", "is_told"), [(None, False), (5, True), (89, True), (90, False)])
 def test_a_hard_time_limit_shorter_than_a_call_is_told(
-    monkeypatch: pytest.MonkeyPatch, limit: float | None, is_told: bool
+    monkeypatch: pytest.MonkeyPatch, celery: Any, limit: float | None, is_told: bool
 ) -> None:
     monkeypatch.setattr(make_api_call, "time_limit", limit)
     assert ["RULES['default']" in why for why in found("W002")] == [True] * is_told
+    monkeypatch.setattr(make_api_call, "time_limit", None)
+    celery.update(task_time_limit=limit)
+    assert len(found("W002")) == is_told, "that of all tasks"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,8 @@ def test_a_system_check_names_the_place_and_suggests(
     assert any(said in why for why in found("E001"))
 
 
-TWICE = {name: Rule(hosts=["api.example.com", f"{name}.example"]) for name in ("a", "b")}
+TWICE = {name: Rule(hosts=[host, f"{name}.example"]) for name, host in
+         (("a", "API.example.com"), ("b", "api.example.com"))}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from callqueue.texts import (
     LONGEST_LABEL,
     charset,
     decoded,
+    in_one_line,
     reason,
     storable,
     storable_json,
@@ -56,6 +57,7 @@ def test_a_body_has_a_text_whatever_charset_it_claims(label: str, raw: bytes) ->
         ("UTF8", "é".encode(), "é"),
         ("iso-8859-1", "é".encode(), "é"),  # what is claimed where nothing is
         ("ISO-8859-15", b"\xa4", "€"),
+        ("ISO-8859-15" + " " * LONGEST_LABEL, b"\xa4", "\ufffd"),
         ("windows-1252", b"\x80", "€"),
         ("Shift_JIS", "日本".encode("shift-jis"), "日本"),
         ("GB18030", "中".encode("gb18030"), "中"),
@@ -80,10 +82,26 @@ def test_no_cache_keeps_the_charsets_that_strangers_claim() -> None:
     assert set(encodings._cache) - before <= {"utf_8"}  # type: ignore[attr-defined]
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
 def test_anything_that_is_raised_has_words() -> None:
     assert worded(ValueError("half a \ud83d")) == "ValueError: half a \ufffd"
     assert worded(SystemExit(3)) == "SystemExit: 3"
     assert worded(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert (
+        worded(Wordless())
+        == in_one_line(ValueError("Wordless"))
+        == reason(Wordless())
+        == "Wordless"
+    )
+    assert in_one_line(ValueError(" a\n\tb ")) == "a b"
+    assert (in_one_line(ValueError()), len(in_one_line(ValueError("x" * 999)))) == (
+        "ValueError",
+        300,
+    )
     said = [reason(why) for why in ("no", None, 402, KeyError("x"))]
     assert said == ["no", "", "402", "KeyError: 'x'"]
 

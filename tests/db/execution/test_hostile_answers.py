@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
@@ -28,7 +29,7 @@ from callqueue import (
 )
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import executor, recorder, wire
+from callqueue.execution import executor, recorder, request, wire
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
@@ -331,16 +332,18 @@ def test_hooks_that_break_an_answer_or_say_what_is_no_outcome_harm_their_own_cal
     assert not CallQueue.objects.filter(status=Status.DISPATCHED).exists()
 
 
+@pytest.mark.parametrize("hook", ["classify", "settle"])
 def test_a_module_that_breaks_when_it_is_read_harms_its_own_rule(
-    rules: Rules, remote: Vendor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, remote: Vendor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, hook: str
 ) -> None:
     (tmp_path / "breaks_when_read.py").write_text("raise SystemExit('not here')")
     monkeypatch.syspath_prepend(tmp_path)
-    rules(r=Rule(classify="breaks_when_read.classify"), good=Rule())
+    rules(r=Rule(**{hook: "breaks_when_read.hook"}), good=Rule())
     bad, good = send("r"), send("good")
     as_one_message()
     assert (fresh(bad).status, fresh(good).status) == (Status.FAILED, Status.DONE)
     assert "SystemExit: not here" in fresh(bad).error_message
+    assert len(remote.requests) == 1, "nothing was sent by a rule that cannot judge it"
 
 
 def test_a_time_limit_that_strikes_as_a_module_is_read_gives_the_call_back(
@@ -356,6 +359,19 @@ def test_a_time_limit_that_strikes_as_a_module_is_read_gives_the_call_back(
     with pytest.raises(SoftTimeLimitExceeded):
         executor.execute("default", [CallAttempt.objects.get().pk])
     assert (fresh(call).status, CallAttempt.objects.get().outcome) == (Status.NEW, "voided")
+
+
+def test_a_time_limit_that_strikes_after_a_handler_gives_nothing_back(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did would be done twice: its lease decides."""
+    rules(r=Rule(), more={"HANDLERS": {"own": f"{NAME}.handle"}})
+    monkeypatch.setattr(request, "_columns", Mock(side_effect=SoftTimeLimitExceeded))
+    call = CallQueue.objects.send({"method": "own", "params": {"path": "/"}}, rule="r")
+    release()
+    with pytest.raises(SoftTimeLimitExceeded):
+        executor.execute("default", [CallAttempt.objects.get().pk])
+    assert (fresh(call).status, CallAttempt.objects.get().outcome) == (Status.DISPATCHED, "")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
+from django.utils import timezone
 
 from callqueue import Rule, Secret, SlidingWindow, handler
 from callqueue.database.connections import kept as kept_connections
@@ -23,6 +25,7 @@ from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
 from tests.support.behaviour import Vendor, release, run, send
 from tests.support.starving import few_threads, no_descriptors
+from tests.support.verdicts import on_a_quiet_machine
 
 Status = CallQueue.Status
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -98,12 +101,47 @@ def test_what_there_is_no_room_for_goes_on_to_another_process_or_back(
     assert ("publish_failed" in caplog.text) is not is_taken
 
 
+@pytest.mark.parametrize("why", ["out of date", "told to go", "no room in time", "away"])
+def test_what_is_not_begun_is_given_back_at_once(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Else it is charged until its release lease ends."""
+    first, second = _released(2)
+    answers, taken = threading.Event(), [second]
+    remote.answers["/"] = lambda: answers.wait(20) and 200
+    if why == "out of date":
+        CallQueue.objects.filter(attempts=second).update(due_at_dt=timezone.now() + timedelta(1))
+    elif why == "told to go":
+        monkeypatch.setattr(process, "max_in_flight", lambda: 0)
+    elif why == "no room in time":
+        monkeypatch.setattr(process, "max_in_flight", lambda: 1)
+        monkeypatch.setattr(process, "patience", lambda task: 0.2)
+        taken = [first, second]
+    else:
+        monkeypatch.setattr(flight.claim, "begin", Mock(side_effect=ValueError("odd")))
+    try:
+        for one in taken:
+            with taking([one]) as slot:
+                if why == "away":
+                    with pytest.raises(ValueError, match="odd"):
+                        slot.result(20)
+                    return
+                assert slot.result(20) == (one == first)
+        assert CallAttempt.objects.get(pk=second).outcome == "voided"
+    finally:
+        answers.set()
+
+
 def test_what_room_is_soon_found_for_stays(remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where answers are quick nothing is handed on: a message costs more than a moment."""
     monkeypatch.setattr(process, "max_in_flight", lambda: ROOM)
-    monkeypatch.setattr(process.broker, "send", lambda *_, **__: pytest.fail("handed on"))
+    handed_on = Mock()
+    monkeypatch.setattr(process.broker, "send", handed_on)
     with taking(_released(40)) as slot:
-        assert slot.result(20) == 40
+        count = slot.result(20)
+    with on_a_quiet_machine():
+        assert not handed_on.called
+    assert count == 40
     process.land(seconds=20)
     assert CallQueue.objects.done().count() == 40
 
@@ -207,7 +245,7 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     assert CallQueue.objects.new().count() == 3
     assert remote.requests == []
     if began:
-        assert process.flight_of("default").crew.max_jobs() == 1
+        assert process.flight_of("default").room() == 1
     else:
         assert starvation.shortage.is_on and rested == [None]
 
@@ -237,7 +275,10 @@ def test_a_process_has_no_more_in_flight_than_its_slots_and_descriptors_allow(
     try:
         process.know_worker(SimpleNamespace(concurrency=3))
         assert process.max_in_flight() == 300
-        monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child
-        assert process.max_in_flight() == 100
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: -1)
+            assert process.max_in_flight() == 100
+            process.tell_to_go()  # it shares what its worker is told
+            assert process.max_in_flight() == 0
     finally:
         process.know_worker(None)

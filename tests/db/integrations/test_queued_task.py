@@ -36,6 +36,7 @@ from callqueue.handlers.celery_task import TaskExited, TaskGaveUp
 from callqueue.integrations import queued_result
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import Clock, Sent, run_callqueue
+from tests.support.locking import fresh
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -69,6 +70,17 @@ def plain(result: Any, more: Any = None) -> Any:
 @shared_task(name="tests.queued.errback")
 def errback(task_id: str) -> None:
     ran.append(("errback", task_id))
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.errback")
+def queued_errback(task_id: str) -> None:
+    errback(task_id)
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.identity")
+def identity(value: Any) -> Any:
+    ran.append(value)
+    return value
 
 
 @shared_task(
@@ -136,13 +148,8 @@ def _rules(rules: Rules) -> Iterator[None]:
     ran.clear()
 
 
-def fresh(call: CallQueue | None) -> CallQueue:
-    assert call is not None
-    return CallQueue.objects.get(pk=call.pk)
-
-
-def last_attempt(call: CallQueue | None) -> CallAttempt:
-    return fresh(call).attempts.order_by("-number")[0]
+def last_attempt(call: CallQueue) -> CallAttempt:
+    return call.attempts.order_by("-number")[0]
 
 
 # --- Sending and running
@@ -190,17 +197,18 @@ def test_countdown_eta_and_expires(callqueue_clock: Clock) -> None:
     eta = fetch.apply_async(("eta",), eta=now + timedelta(hours=2)).call
     naive = fetch.apply_async(("naive",), eta=(now + timedelta(hours=2)).replace(tzinfo=None)).call
     gone = fetch.apply_async(("gone",), countdown=60, expires=1800).call
+    assert all(fetch.apply_async(("now",), countdown=none).call.ready for none in (0, 0.0, None))
     assert abs(later.due_at_dt - now - timedelta(hours=1)) < timedelta(minutes=1)
     assert eta.due_at_dt == naive.due_at_dt == now + timedelta(hours=2)
     assert abs(gone.expires_at_dt - now - timedelta(minutes=30)) < timedelta(minutes=1)
     run_callqueue()
-    assert ran == []
+    assert ran == [("now", 1)] * 3
     callqueue_clock.forward(minutes=31)
     run_callqueue()
     assert fresh(gone).status == Status.EXPIRED
     callqueue_clock.forward(hours=2)
     run_callqueue()
-    assert sorted(repo for repo, _ in ran) == ["eta", "later", "naive"]
+    assert sorted(repo for repo, _ in ran[3:]) == ["eta", "later", "naive"]
 
 
 @pytest.mark.parametrize(
@@ -228,6 +236,17 @@ def test_options_without_a_meaning_and_arguments_that_are_no_json_are_refused_by
         fetch.apply_async(**{"args": ("a",), **options})
     assert refused.value.field == field
     assert not CallQueue.objects.exists()
+
+
+@pytest.mark.parametrize("option", ["time_limit", "soft_time_limit", "rate_limit"])
+def test_what_a_task_states_that_has_no_meaning_is_refused_when_it_is_sent(option: str) -> None:
+    @shared_task(
+        base=callqueue.QueuedTask, rule="github", name=f"tests.queued.{option}", **{option: 3}
+    )
+    def stating() -> None: ...
+
+    with pytest.raises(InvalidCall, match=f"the task tests.queued.{option} states it"):
+        stating.delay()
 
 
 def test_options_that_say_how_a_message_travels_do_nothing_and_signatures_are_minded() -> None:
@@ -396,20 +415,9 @@ def outcome(what: str) -> Any:
     return {
         "hold": HoldUntil(60, "wait"),
         "give up": GiveUp("no use"),
-        "later": RetryLater("not yet", after=1),
+        "later": RetryLater("not yet", after=60),
         "done": Succeeded({"n": 1}),
     }[what]
-
-
-@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.identity")
-def identity(value: Any) -> Any:
-    ran.append(value)
-    return value
-
-
-@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.errback")
-def queued_errback(task_id: str) -> None:
-    ran.append(("errback", task_id))
 
 
 @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.request", bind=True)
@@ -419,11 +427,12 @@ def request_of(self: Any) -> dict[str, Any]:
     return {name: self.request.get(name) for name in names}
 
 
+ERRORS = {"exit": SystemExit(3), "generator": GeneratorExit(), "error": ValueError("it broke")}
+
+
 @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.exits", bind=True)
 def exits(self: Any, kind: str) -> None:
-    raise {"exit": SystemExit(3), "generator": GeneratorExit(), "error": ValueError("it broke")}[
-        kind
-    ]
+    raise ERRORS[kind]
 
 
 @shared_task(base=callqueue.QueuedTask, rule="soon", name="tests.known.silent", bind=True)
@@ -431,6 +440,8 @@ def retries_in_silence(self: Any) -> str:
     ran.append(self.request.retries)
     if self.request.retries < 2:
         self.retry(throw=False, countdown=0)
+    if self.request.is_eager:
+        ran.append("what it sends now is not sent")
     return "done"
 
 
@@ -464,6 +475,17 @@ def test_succeeded_is_its_result_and_what_no_call_asked_for_is_the_outcome_itsel
     assert result.get(timeout=1) == result.parent.get(timeout=1) == {"n": 1}
     assert outcome("give up") == GiveUp("no use")
     assert outcome.apply(("hold",)).get() == HoldUntil(60, "wait")
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.calls_itself")
+def calls_itself(depth: int) -> Any:
+    return calls_itself(depth - 1) == GiveUp("no use") if depth else GiveUp("no use")
+
+
+def test_what_a_task_calls_itself_is_no_run_of_its_call() -> None:
+    result = calls_itself.delay(1)
+    run_callqueue()
+    assert (result.state, result.result) == ("SUCCESS", True)
 
 
 @pytest.mark.parametrize("way", ["__call__", "run"])
@@ -510,6 +532,35 @@ def test_a_retry_that_is_not_raised_is_a_retry_and_what_is_released_has_not_star
     result = identity.delay(1)
     CallQueue.objects.update(status=Status.DISPATCHED)
     assert result.state == "PENDING"
+
+
+@pytest.mark.usefixtures("results")
+def test_a_hold_of_the_last_attempt_is_no_end_and_what_is_done_is_told_by_its_run_alone(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(retry=Retry(max_attempts=1)))
+    held, done = outcome.delay("hold"), identity.delay(1)
+    run_callqueue()
+    assert (fresh(held.call).status, held.state) == (Status.ERROR, "RETRY")
+    unknown = CallQueue.objects.filter(pk=done.call.pk)
+    params = {**done.call.call_data["params"], "headers": {"id": "8"}}
+    unknown.update(call_data={"method": "celery_task", "params": params})
+    assert queued_result.tell("default", [done.call.pk, held.call.pk]) == 0
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.parent", bind=True)
+def parent_of(self: Any, depth: int) -> None:
+    ran.append((self.request.id, self.request.root_id, self.request.parent_id))
+    if depth:
+        parent_of.delay(depth - 1)
+
+
+def test_what_a_task_sends_knows_its_parent_and_its_root() -> None:
+    parent_of.delay(2)
+    run_callqueue()
+    first, second, third = ran
+    assert [root for _, root, _ in ran[1:]] == [first[0]] * 2
+    assert (second[2], third[2]) == (first[0], second[0])
 
 
 # --- Ends that no run tells

@@ -52,7 +52,9 @@ def test_while_an_unfinished_call_carries_the_key_send_returns_it(
     run()
     data = {"method": "GET", "url": "http://vendor.test/"}
     second = CallQueue.objects.create(rule="r", call_data=data, unique_key="order-1")
-    assert send("r", unique_key="order-1") == second != first
+    for status in (Status.NEW, Status.DISPATCHED, Status.ERROR, Status.NEW):
+        CallQueue.objects.filter(pk=second.pk).update(status=status)
+        assert send("r", unique_key="order-1") == second != first
     with pytest.raises(IllegalTransition):
         fresh(first).requeue(again=True)
     with pytest.raises(IntegrityError), transaction.atomic():
@@ -61,6 +63,10 @@ def test_while_an_unfinished_call_carries_the_key_send_returns_it(
     assert send("r", unique_key="order-1") not in (first, second)
     with pytest.raises(IntegrityError), transaction.atomic():
         CallQueue.objects.filter(pk=second.pk).update(status=Status.NEW)
+    items = [
+        {"call_data": send("r").call_data, "unique_key": "twice", "priority": n} for n in (3, 4)
+    ]
+    assert [one.priority for one in CallQueue.objects.send_many(items, rule="r")] == [3, 3]
 
 
 def test_who_carries_a_key_is_found_without_a_look_at_all_that_had_it(rules: Rules) -> None:
@@ -85,7 +91,9 @@ def test_who_carries_a_key_is_found_without_a_look_at_all_that_had_it(rules: Rul
 
 
 def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None:
-    rules({"ALLOWED_HOSTS": ["vendor.example"]}, r=Rule(limits=[SlidingWindow("5/s")]))
+    limits = [SlidingWindow("5/s")]
+    named = Rule(limits=[*limits, SlidingWindow("5/s", per="team")])
+    rules({"ALLOWED_HOSTS": ["vendor.example"]}, r=Rule(limits=limits), named=named)
     url, past = "http://vendor.example/", timezone.now() - timedelta(hours=1)
     refused: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         ({"method": "pust"}, {}, InvalidCall, "method"),
@@ -99,6 +107,7 @@ def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None
         ({}, {"expires_at": past}, InvalidCall, "expires_at"),
         ({}, {"priority": 99999}, InvalidCall, "priority"),
         ({}, {"key": "a\nb"}, InvalidCall, "key"),
+        ({}, {"rule": "named", "key": "a"}, InvalidCall, "key.*per team"),
     ]
     for given, options, error, said in refused:
         params = {"url": url, **given}
@@ -110,6 +119,9 @@ def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None
             [{"method": "post", "params": {"url": url}}, {"method": "post"}], rule="r"
         )
     assert not CallQueue.objects.exists()
+    largest = send("r", cost=5)
+    assert largest.ready and not send("r", not_before=timezone.now() + timedelta(hours=1)).ready
+    assert release() == [largest]
 
 
 def test_the_rule_is_stated_or_routed_or_found_by_its_hosts(rules: Rules) -> None:
@@ -125,7 +137,8 @@ def test_the_rule_is_stated_or_routed_or_found_by_its_hosts(rules: Rules) -> Non
         default=Rule(),
         routed=Rule(),
         hosted=Rule(hosts=["*.vendor.example", "vendor.example"]),
-        stated=Rule(),
+        whole=Rule(hosts=["one.vendor.example"]),
+        stated=Rule(priority=9),
     )
 
     def put(url: str, **options: Any) -> Any:
@@ -134,6 +147,9 @@ def test_the_rule_is_stated_or_routed_or_found_by_its_hosts(rules: Rules) -> Non
     assert put("http://x.example/drop", rule="stated") is None
     routed = put("http://x.example/routed")
     assert (routed.rule, routed.key, routed.priority, routed.cost) == ("routed", "K", 4, 2)
-    assert put("http://x.example/routed", rule="stated", key="mine").key == "mine"
+    own = {"rule": "stated", "key": "mine", "priority": 0, "cost": 3}
+    stated = put("http://x.example/routed", **own)
+    assert {name: getattr(stated, name) for name in own} == own
+    assert put("http://one.vendor.example/").rule == "whole", "it wins over a pattern"
     assert put("http://api.vendor.example/").rule == put("http://vendor.example/").rule == "hosted"
     assert put("http://elsewhere.example/").rule == "default"

@@ -14,6 +14,7 @@ from callqueue.dispatch.next_look import (
     TOGETHER,
     TRIES,
     NextLook,
+    Room,
     RuleGroup,
     Streak,
     Wait,
@@ -73,10 +74,26 @@ def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() ->
     first = passed(UNFINISHED, opens_in=9.0)
     second = passed(UNFINISHED, first.streak, opens_in=9.0)
     assert (first.goes_on, second.goes_on, second.after) == (True, False, REVIEW)
+    assert not passed(UNFINISHED, when_locked(NO_STREAK).streak, opens_in=9.0).goes_on
     look = passed()
     for _ in range(50):
         look = passed(UNFINISHED | Wait(is_mid_round=True), look.streak)
         assert look.goes_on
+
+
+def test_what_seems_ready_and_is_not_is_looked_at_ever_less_often() -> None:
+    """It is locked, or for other processes."""
+    look, pauses = passed(), []
+    for _ in range(6):
+        pauses.append(look.after)
+        look = passed(last=look.streak)
+    assert pauses == [0.0, 2 * POLL, 4 * POLL, 8 * POLL, REVIEW, REVIEW]
+    assert passed(last=look.streak, has_released=True).streak.in_vain == 0
+
+
+def test_room_of_either_kind_is_news() -> None:
+    assert Room(0, 2).is_more_than(Room(0, 1)) and Room(2, 0).is_more_than(Room(1, 0))
+    assert not Room(1, 1).is_more_than(Room(1, 1)) and not Room(0, 0).is_more_than(Room(-1, -1))
 
 
 @pytest.mark.parametrize(
@@ -113,4 +130,6 @@ def test_trouble_puts_off_a_pass_but_wakes_nobody_from_rest() -> None:
         group.put_off(6.0)
     assert not waiting.is_due(now=5.5)
     assert waiting.is_due(now=6.0)
+    waiting.unpublished_from = 1.0
+    assert not waiting.is_due(now=6.0), "nobody knows what became of its last pass"
     assert not resting.is_due(now=6.0)

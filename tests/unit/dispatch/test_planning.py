@@ -80,13 +80,24 @@ def test_a_costly_call_shuts_its_budget_for_those_behind_it() -> None:
     of = account(a=Rule(limits=[shared], priority=1), b=Rule(limits=[shared]))
     waiting_of = {"a": calls("a", 1, cost=3) + calls("a", 2, cost=4), "b": calls("b", 3)}
     assert released(planning.plan(of, waiting_of, FREE, {})) == [1], "of other rules too"
+    of = account(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
+    waiting = calls("r", 1, key="a", cost=3) + calls("r", 2, key="a", cost=4)
+    waiting += calls("r", 3, key="a") + calls("r", 4, key="b")
+    assert released(planning.plan(of, {"r": waiting}, FREE, {})) == [1, 4], "of its key alone"
+
+
+def test_what_is_held_keeps_nobody_else_back() -> None:
+    held = Held({"r": [InForce("r", "key", "a", None, "away")]})
+    waiting = calls("r", 1, key="a") + calls("r", 2, key="b")
+    assert released(planning.plan(account(r=Rule()), {"r": waiting}, held, {})) == [2]
 
 
 def test_the_roomier_queue_is_taken_and_a_held_one_is_not() -> None:
     limit = SlidingWindow("2/m", per="queue")
-    of = account(r=Rule(queues=["e1", "e2"], limits=[limit]))
-    made = planning.plan(of, {"r": calls("r", 1, 2, 3, 4)}, FREE, {})
-    assert [one.queue for one in made.releases] == ["e1", "e2", "e1", "e2"]
+    for limits in ([limit], []):
+        of = account(r=Rule(queues=["e1", "e2"], limits=limits))
+        made = planning.plan(of, {"r": calls("r", 1, 2, 3, 4)}, FREE, {})
+        assert [one.queue for one in made.releases] == ["e1", "e2", "e1", "e2"]
     of = account(r=Rule(queues=["e1", "e2"], limits=[limit]))
     held = Held({"r": [InForce("r", "queue", "e1", None, "away")]})
     made = planning.plan(of, {"r": calls("r", 1, 2, 3)}, held, {})
@@ -158,3 +169,24 @@ def test_a_rule_opens_by_the_queue_that_is_free_first_and_says_which_limit_comes
     full = account(r=Rule(queues=["e1", "e2"], limits=limits))
     full.open[of_rule.id, ""] = 9
     assert planning.opens(full, "r", ["e1", "e2"]) == (None, of_rule)
+
+
+@pytest.mark.parametrize(("lead", "room"), [(0, 0), (250_000, 0), (250_001, 1), (60_000_001, 5)])
+def test_as_many_calls_are_read_as_fit_by_the_lead(lead: int, room: int) -> None:
+    limits = [SlidingWindow("5/m", jitter=0), SlidingWindow("20/m", unit="tokens", jitter=0)]
+    of = account(lead / SECOND, r=Rule(limits=limits))
+    for budget, cost in zip(of.book.budgets["r"], (1, 4), strict=True):
+        ages = [NOW - 60 * SECOND + 250_000, *[NOW] * 4]
+        of.aged[budget.id, ""] = [(at, cost) for at in ages]
+    (call,) = calls("r", 1, cost={"tokens": 4})
+    assert planning.room(of, "r", 99, [""]) == planning.room_for(of, call, 99) == room
+    assert planning.room(of, "r", 3, [""]) == min(3, room)
+
+
+def test_of_limits_per_queue_as_many_fit_as_by_all_queues_that_are_free() -> None:
+    of = account(r=Rule(queues=["e1", "e2"], limits=[SlidingWindow("2/m", per="queue")]))
+    assert [planning.room(of, "r", 99, queues) for queues in (["e1", "e2"], ["e1"], [])] == [
+        4,
+        2,
+        0,
+    ]

@@ -48,6 +48,7 @@ from tests.support.peer import (
     within,
 )
 from tests.support.starving import few_threads, no_descriptors
+from tests.support.verdicts import on_a_quiet_machine, wait_until
 
 
 def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
@@ -84,16 +85,25 @@ def test_the_stamp_is_that_of_the_last_byte() -> None:
         line.read_head()
         reading.wait(5)
         times.append(clocks.monotonic())
-        size = len(line._buffer)
-        while size < 20_000_000:
-            size += len(line.sock.recv(1 << 20))
+        read_all(line)
         line.send(answer_bytes())
 
     with Peer(script) as peer:
         threading.Timer(0.1, reading.set).start()
-        answer = call(peer.url(), data="x" * 20_000_000)
+        answer = call(peer.url(), data=LARGE)
         assert body_of(answer) == b"ok"
         assert answer.sent_at > times[0]
+
+
+LARGE = "x" * 20_000_000
+
+
+def read_all(line: Line) -> int:
+    """The bytes of a large body, once all are there."""
+    size = len(line._buffer)
+    while size < len(LARGE):
+        size += len(line.sock.recv(1 << 20))
+    return size
 
 
 NAMES = ("A", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Proxy-Connection",
@@ -116,18 +126,20 @@ def test_the_head_of_an_answer_is_read_as_http_client_reads_it(
     start: str, lines: list[str], end: str, method: str
 ) -> None:
     data = "".join([start, *lines, end]).encode("latin-1") + b"body"
-    ours = Connection("localhost", 80)
-    ours.trip = Trip(Timeouts(), Gate(), Policy())
-    assert head_of(ours.response_class, data, method) == head_of(HTTPResponse, data, method)
+    assert head_of(ours(), data, method) == head_of(HTTPResponse, data, method)
 
 
 def test_a_header_line_takes_as_long_as_it_is() -> None:
     """Whatever reads it keeps every other thread waiting: no server may choose for how long."""
     line, began = b"A:" + b" \t" * 10_000 + b"\rb\r\n", time.process_time()
-    ours = Connection("localhost", 80)
-    ours.trip = Trip(Timeouts(), Gate(), Policy())
-    head_of(ours.response_class, b"HTTP/1.1 200 OK\r\n" + line + b"\r\n", "GET")
+    head_of(ours(), b"HTTP/1.1 200 OK\r\n" + line + b"\r\n", "GET")
     assert time.process_time() - began < 1
+
+
+def ours() -> Any:
+    one = Connection("localhost", 80)
+    one.trip = Trip(Timeouts(), Gate(), Policy())
+    return one.response_class
 
 
 def head_of(reader: Any, data: bytes, method: str) -> Any:
@@ -147,8 +159,8 @@ def head_of(reader: Any, data: bytes, method: str) -> Any:
         return head.version, head.status, head.reason, head.msg.items(), framing, left
 
 
-@pytest.mark.parametrize("raised", [Dropped("the lease has ended"), RuntimeError("told to stop")])
-def test_what_the_gate_refuses_is_not_sent(raised: Exception) -> None:
+@pytest.mark.parametrize("raised", [Dropped("the lease has ended"), SystemExit("told to stop")])
+def test_what_the_gate_refuses_is_not_sent(raised: BaseException) -> None:
     """Dropped says so of the call; whatever else it raises is raised."""
     ended: list[bool] = []
     refusing = Recording(Mock(side_effect=raised))
@@ -157,10 +169,39 @@ def test_what_the_gate_refuses_is_not_sent(raised: Exception) -> None:
             dropped = Answer(None, None, error="the lease has ended", dropped=True)
             assert call(peer.url(), gate=refusing) == dropped
         else:
-            with pytest.raises(RuntimeError, match="told to stop"):
+            with pytest.raises(SystemExit, match="told to stop"):
                 call(peer.url(), gate=refusing)
         assert peer.has_closed(1)
     assert ended == [True]
+
+
+@pytest.mark.parametrize("ends_in", [-1.0, 1.2])
+def test_no_request_outlives_the_lease_of_its_gate(ends_in: float) -> None:
+    """Nor by what it waited in there; one whose lease is over does not even connect."""
+    gate = Recording(lambda: time.sleep(0.9))
+    gate.ends = clocks.monotonic() + ends_in
+    with Peer(lambda line: line.peer.closing.wait(5)) as peer:
+        answer = call(peer.url(), gate=gate)
+        late = clocks.monotonic() - gate.ends
+        assert len(peer.lines) == (ends_in > 0)
+    assert "the lease" in answer.error
+    if ends_in < 0:
+        assert nothing_was_sent(answer)
+    else:
+        assert is_lost(answer)
+        with on_a_quiet_machine():
+            assert late < 0.6
+
+
+def test_what_strikes_as_the_first_byte_goes_finds_it_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a task's time limit does: nobody knows whether it went."""
+    monkeypatch.setattr(Connection, "_push", Mock(side_effect=SystemExit))
+    gate = Gate()
+    with Peer(answering(echo)) as peer, pytest.raises(SystemExit):
+        call(peer.url(), gate=gate)
+    assert gate.sent_at is not None
 
 
 class Watching(Gate):
@@ -241,6 +282,49 @@ def test_what_is_given_up_is_taken_back_from_the_kernel(is_answered: bool) -> No
     assert ends == [b"" if is_answered else "reset"]
 
 
+def test_until_its_answer_a_gate_asks_its_connection_whether_all_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Connection, "has_arrived", lambda _: False)
+    gate, seen = Gate(), list[bool]()
+
+    def script(line: Line) -> None:
+        line.read()
+        wait_until(lambda: gate.is_whole, 5)
+        seen.append(gate.has_arrived())
+        line.send(answer_bytes())
+
+    with Peer(script) as peer:
+        assert body_of(call(peer.url(), gate=gate)) == b"ok"
+    assert (seen, gate.has_arrived()) == ([False], True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells")
+def test_of_a_connection_that_is_gone_nobody_knows_what_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a kernel that does not know the question, as of any other system: all has."""
+    one, closed = Connection("localhost", 80), socket.socket()
+    closed.close()
+    for one.sock in (None, closed):
+        assert not one.has_arrived()
+    for error in (errno.EBADF, errno.ENOTCONN, errno.ENOTTY, errno.ENOSYS):
+        monkeypatch.setattr(connection.fcntl, "ioctl", Mock(side_effect=OSError(error, "no")))
+        assert one.has_arrived() is (error in (errno.ENOTTY, errno.ENOSYS))
+
+
+@pytest.mark.parametrize(
+    ("arrived", "is_late", "by"),
+    [(None, False, 3.0), (None, True, 9.0), (2.0, True, 3.0), (5.0, False, 5.0)],
+)
+def test_what_was_sent_has_arrived_by_the_latest_instant_that_was_seen(
+    arrived: Any, is_late: bool, by: float
+) -> None:
+    gate = Gate()
+    gate.arrived, gate.is_late = arrived, is_late
+    assert gate.arrived_by(clocks.Mono(3.0), clocks.Mono(9.0)) == by
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
 def test_the_kernel_delivers_no_longer_than_the_call_may_take() -> None:
     with Peer(answering(answer_bytes())) as peer:
@@ -310,7 +394,7 @@ def test_an_answer_before_the_request_is_whole_counts(
     hurried = Timeouts(read=0.6)
     with Peer(script, context=context) as peer, within(8):
         for count in (1, 2):
-            answer = call(peer.url(), data="x" * 20_000_000, timeouts=hurried, policy=policy)
+            answer = call(peer.url(), data=LARGE, timeouts=hurried, policy=policy)
             assert (answer.response.status_code, answer.response.text) == (413, "too large")
             assert answer.sent and len(peer.lines) == count
 
@@ -322,15 +406,12 @@ def test_a_server_that_answers_well_and_reads_on_gets_the_whole_request() -> Non
         line.read_head()
         line.send(answer_bytes(b"reading")[:-3])
         line.peer.closing.wait(0.05)
-        size = len(line._buffer)
-        while size < 20_000_000:
-            size += len(line.sock.recv(1 << 20))
-        sizes.append(size)
+        sizes.append(read_all(line))
         line.send(b"ing")
 
     with Peer(script) as peer:
-        assert body_of(call(peer.url(), data="x" * 20_000_000)) == b"reading"
-    assert sizes == [20_000_000]
+        assert body_of(call(peer.url(), data=LARGE)) == b"reading"
+    assert sizes == [len(LARGE)]
 
 
 # --- Connections that are kept
@@ -567,29 +648,39 @@ def test_a_name_leads_to_the_addresses_that_were_checked_and_to_none_where_any_i
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system tells")
-@pytest.mark.parametrize("is_read_late", [False, True])
+@pytest.mark.parametrize("how", ["is late", "is read late", "ends late", "never ends"])
 def test_it_is_known_when_an_answer_came_however_late_it_is_read(
-    monkeypatch: pytest.MonkeyPatch, is_read_late: bool
+    monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A process whose threads wait for each other has no slow API."""
-    wait_at_most = connection._set_timeout
+    """A process whose threads wait for each other has no slow API. An answer without a length has
+    come when its connection ends; of one that never ends nobody knows.
+    """
+    wait_at_most, has_answered = connection._set_timeout, threading.Event()
 
     def read_late(sock: Any, seconds: float) -> None:
-        time.sleep(0.3)
+        if gate.is_whole and has_answered.wait(5):
+            time.sleep(0.3)
         wait_at_most(sock, seconds)
 
-    def slow(_: object) -> bytes:
-        time.sleep(0 if is_read_late else 0.3)
-        return answer_bytes(b"{}")
+    def script(line: Line) -> None:
+        line.read()
+        time.sleep(0.3 * (how == "is late"))
+        length = {"ends late": "", "never ends": "9"}.get(how, "1")
+        line.send(answer_bytes(b"x", Content_Length=length))
+        has_answered.set()
+        line.peer.closing.wait(0.3 if how == "ends late" else 9)
 
-    if is_read_late:
+    if how == "is read late":
         monkeypatch.setattr(connection, "_set_timeout", read_late)
-    gate = wire.Gate()
-    with Peer(answering(slow)) as peer:
-        answer = call(peer.url("/"), gate=gate)
+    gate = Gate()
+    with Peer(script) as peer:
+        patience = Timeouts(5, 0.3 if how == "never ends" else 5, 5)
+        answer = call(peer.url("/"), gate=gate, timeouts=patience)
         read_at = clocks.monotonic()
-    came_after, was_read_after = gate.answered_at - answer.sent_at, read_at - gate.answered_at
-    assert (was_read_after if is_read_late else came_after) >= 0.25
+    assert answer.broken is (gate.answered_at is None) is (how == "never ends")
+    if gate.answered_at is not None:
+        since = read_at if how == "is read late" else answer.sent_at
+        assert abs(gate.answered_at - since) >= 0.25
 
 
 # --- TLS: whom the client trusts, and slow or early servers behind it
@@ -678,11 +769,23 @@ def test_slow_tls_servers_are_bounded_too(certificate: Certificate) -> None:
         line.read()
         line.drip(answer_bytes(b"x" * 10000))
 
-    # time enough for a handshake on a busy machine
     own = {"policy": trusting(certificate), "timeouts": HURRIED}
     for script, size in ((drips, 1), (_stays, 30_000_000)):
         with Peer(script, context=certificate.server) as peer, within(4):
-            assert is_lost(call(peer.url(), data="x" * size, **own))
+            answer = call(peer.url(), data="x" * size, **own)
+        with on_a_quiet_machine():
+            assert "connecting to" not in answer.error
+        assert is_lost(answer)
+
+
+def test_what_tls_did_not_take_may_have_been_sent_in_part(
+    secure: Peer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a plain connection it is known that nothing was."""
+    monkeypatch.setattr(Connection, "_push", Mock(side_effect=OSError(errno.ECONNRESET, "reset")))
+    assert is_lost(call(secure.url(), policy=trusting(certificate)))
+    with Peer(answering(echo)) as plain:
+        assert nothing_was_sent(call(plain.url()))
 
 
 def test_a_tls_connection_is_used_again_unless_more_than_its_answer_is_in_it(
@@ -699,24 +802,3 @@ def test_a_tls_connection_is_used_again_unless_more_than_its_answer_is_in_it(
         for count in (1, 2):
             assert body_of(call(peer.url(), policy=trusting(certificate))) == b"mine"
             assert len(peer.lines) == count
-
-
-@pytest.mark.parametrize("end", ["it is closed", "nothing more comes"])
-def test_an_answer_without_a_length_has_come_when_its_connection_ends(end: str) -> None:
-    """A thread has it in hand until then: others are wanted for the calls that wait."""
-    closes = end == "it is closed"
-
-    def slow(line: Any) -> None:
-        line.read()
-        line.send(b"HTTP/1.1 200 OK\r\n" + (b"" if closes else b"Content-Length: 9\r\n") + b"\r\nx")
-        line.peer.closing.wait(0.3 if closes else 9)
-        line.sock.close()
-
-    with Peer(slow) as peer:
-        gate = wire.Gate()
-        answer = call(peer.url("/"), gate=gate, timeouts=Timeouts(5, 5 if closes else 0.3, 5))
-        read_at = clocks.monotonic()
-    assert answer.sent_at is not None
-    assert answer.broken is not closes
-    came_at = read_at if gate.answered_at is None else gate.answered_at
-    assert came_at - answer.sent_at >= 0.25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -10,16 +11,17 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import signals
 
-from callqueue import broker
+from callqueue import Rule, broker, clocks
 from callqueue.execution import flight, request, starvation
+from callqueue.execution.connection import Dropped
 from callqueue.execution.flight import NAME
 from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
@@ -138,27 +140,6 @@ def test_a_thread_without_a_job_takes_the_next_and_ends_when_there_is_none(
 # --- The flight
 
 
-@contextmanager
-def begins_slowly(
-    monkeypatch: pytest.MonkeyPatch, most: int
-) -> Iterator[tuple[flight.Flight, threading.Event]]:
-    """A flight that has been boarded, and waits for the database until the event is set."""
-    began, goes = threading.Event(), threading.Event()
-
-    def begin(*_: Any) -> list[Any]:
-        began.set()
-        goes.wait(20)
-        return []
-
-    monkeypatch.setattr(flight.claim, "begin", begin)
-    one = flight.Flight("default", lambda: most)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
-    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
-    assert began.wait(20)
-    yield one, goes
-    goes.set()
-
-
 def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = {"fast": (0.001, 0.001), "slow": (0.1, 0.2), "crowded": (0.003, 0.2)}
     monkeypatch.setattr(request, "_waits", waits)
@@ -170,28 +151,41 @@ def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.Monk
     assert flight._threads_for([jobs["new"]]) > 1  # nobody knows yet
 
 
-def test_a_flight_that_was_boarded_before_it_lands_has_not_landed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_waits_for_room_has_not_landed() -> None:
     """Else a process that is told to go would not wait for that message's calls."""
-    with begins_slowly(monkeypatch, most=1) as (one, goes):
-        lands = threading.Thread(target=one.land, kwargs={"seconds": None}, daemon=True)
-        lands.start()
-        lands.join(0.3)
-        assert lands.is_alive()
-        goes.set()
-        lands.join(20)
-        assert not lands.is_alive()
+    one, landed = flight.Flight.__new__(flight.Flight), threading.Event()
+    one.boarding, one.landings, one.under_way = [flight.Message([1])], [landed], {}
+    one.most, one.crew = lambda: 1, SimpleNamespace(most=lambda: math.inf)  # type: ignore[assignment]
+    one._settle()
+    assert not landed.is_set()
+    one.boarding[0].waiting = []
+    one._settle()
+    assert landed.is_set() and not one.boarding
 
 
-def test_what_is_begun_already_is_made_while_the_flight_waits_for_the_database(
+def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = threading.Event()
-    monkeypatch.setattr(flight.telemetry, "traced", lambda make: lambda job: made.set())
-    with begins_slowly(monkeypatch, most=2) as (one, _):
-        one.take_off([_job(2, "r")])(True)
-        assert made.wait(5)
+    """However slow it is, and however many: a begin whose answer was lost may take seconds."""
+    began, goes, made = threading.Event(), threading.Event(), list[int]()
+
+    def wait(*_: Any) -> list[Any]:
+        began.set()
+        goes.wait(20)
+        return []
+
+    monkeypatch.setattr(flight.claim, "begin", wait)
+    make = lambda job: made.append(job.attempt.id) or wait()  # noqa: E731
+    monkeypatch.setattr(flight.telemetry, "traced", lambda _: make)
+    one = flight.Flight("default", lambda: 100)
+    monkeypatch.setattr(one, "_connected", lambda work: work())
+    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
+    assert began.wait(20)
+    one.take_off([_job(number, "slow") for number in range(2, 22)])(True)
+    try:
+        wait_until(lambda: len(made) == 20, 5)
+    finally:
+        goes.set()
 
 
 def test_most_threads_of_what_takes_off_are_started_once_it_is_cleared(
@@ -256,6 +250,43 @@ def test_whoever_is_told_to_go_lands_and_sends_its_last_announcements(
     assert sent == [(broker.ANNOUNCE, ([1], "default"), "")]
 
 
+# --- The gate of a call
+
+
+@pytest.mark.parametrize(
+    ("is_begun", "left", "opens_in", "why"),
+    [
+        (None, 10.0, None, ""),
+        (True, 10.0, 0.2, ""),
+        (False, 10.0, None, "what has begun it was undone"),
+        (None, -1.0, None, "the lease had ended"),
+        (None, 0.5, None, "too little was left of the lease"),
+        (None, 1.5, 0.7, "too little was left of the lease"),
+    ],
+)
+def test_nothing_is_sent_before_its_slot_or_that_may_outlive_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+    is_begun: bool | None,
+    left: float,
+    opens_in: float | None,
+    why: str,
+) -> None:
+    """Nor before it is known that it is begun. Until its slot it has not passed: it may go back."""
+    monkeypatch.setattr(request, "_waits", {"r": (1.0, 1.0)})
+    now, passed = clocks.monotonic(), list[bool]()
+    opens = None if opens_in is None else now + opens_in
+    job: Any = _job(1, "r")
+    job.lease_ends, job.sound_rule = now + left, Rule(total_timeout=60)
+    job.clearance = None if is_begun is None else SimpleNamespace(wait=lambda: is_begun)
+    job.slot_opens = lambda: passed.append(gate.is_passed) or opens
+    gate = request.SlotGate(job)
+    with pytest.raises(Dropped, match=why) if why else nullcontext():
+        gate.wait()
+    assert gate.ends == job.lease_ends
+    assert (passed, gate.is_passed) == ([False] * (is_begun is not False), is_begun is not False)
+    assert opens is None or clocks.monotonic() >= opens
+
+
 # --- A process that may have no more descriptors
 
 
@@ -292,6 +323,27 @@ def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list
     assert _seconds_of(pause, clock) == 0.5, "calls that were taken before make it no longer"
 
 
+@pytest.mark.parametrize(
+    ("wanting", "what"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (RuntimeError("can't start new thread"), "threads"),
+        (OSError(errno.ECONNRESET, "reset"), None),
+    ],
+)
+def test_what_was_wanting_is_known_by_whatever_else_is_said_of_it(
+    wanting: Exception, what: str | None
+) -> None:
+    """By a library that raises an error of its own, from it or while it handles it."""
+    behind, named, during = ValueError("odd"), ValueError("odd"), ValueError("odd")
+    named.__cause__, during.__context__, behind.__context__ = wanting, wanting, named
+    for error in (wanting, named, during, behind):
+        text = starvation.starved(error)
+        assert text == (
+            what and f"nothing was sent: this worker's process may have no more ({what})"
+        )
+
+
 def test_it_says_so_once_a_minute(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     pause = starvation.Shortage()
     with caplog.at_level(logging.WARNING, "callqueue"):
@@ -320,31 +372,3 @@ def test_as_many_calls_as_there_are_descriptors_for(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert starvation.spare_descriptors() == most
     starvation._count_open.cache_clear()
-
-
-def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However slow it is, and however many: a begin whose answer was lost may take seconds."""
-    began, goes, made = threading.Event(), threading.Event(), list[int]()
-
-    def begin(*_: Any) -> list[Any]:
-        began.set()
-        goes.wait(20)
-        return []
-
-    def make(job: Any) -> None:
-        made.append(job.attempt.id)
-        goes.wait(20)
-
-    monkeypatch.setattr(flight.claim, "begin", begin)
-    monkeypatch.setattr(flight.telemetry, "traced", lambda _: make)
-    one = flight.Flight("default", lambda: 100)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
-    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
-    assert began.wait(20)
-    one.take_off([_job(number, "slow") for number in range(2, 22)])(True)
-    try:
-        wait_until(lambda: len(made) == 20, 5)
-    finally:
-        goes.set()

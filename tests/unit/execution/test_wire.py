@@ -341,6 +341,7 @@ def test_a_huge_body_is_bounded_in_memory_and_time(encoding: str) -> None:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
+        assert peer.has_closed(1), "while somebody has the answer"
     assert answer.truncated
     assert len(body_of(answer)) == LOOPBACK.max_response_bytes
     assert peak < 12_000_000

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,10 +138,13 @@ def test_a_rule_that_left_a_limit_counts_until_the_last_pass_that_charged_it() -
     account = SlidingWindow("10/m", name="account")
     both = bind({"a": Rule(limits=[account]), "b": Rule(limits=[account])})
     one = bind({"a": Rule(limits=[account]), "b": Rule()})
-    lapsed = [(opinion_of(both), NOW - 500), (opinion_of(both), NOW), (opinion_of(one), NOW + 9)]
+    lapsed = [(opinion_of(both), NOW), (opinion_of(both), NOW - 500), (opinion_of(one), NOW + 9)]
     stated, until = Stated(opinions=opinions_of(one), lapsed=lapsed), NOW + LINGERS
-    (budget,) = stated.book(one).budgets["a"]
+    book = stated.book(one)
+    (budget,) = book.budgets["a"]
     assert budget.former == (("b", until),)
+    assert book.may_owe(budget), "what it charged may have been by another cost"
+    assert [book.left_lately("a", at) for at in (until - 1, until)] == [{"b"}, set()]
     assert (budget.counts("b", until), budget.counts("b", until + 1)) == (True, False)
     back = Stated(opinions=opinions_of(both, one), lapsed=lapsed)
     assert back.book(one).budgets["a"][0].former == ()
@@ -153,6 +157,15 @@ def test_opinions_are_remembered_for_as_long_as_any_limit_counts() -> None:
     assert Stated(opinions=opinions_of(short)).longest_window < week
     assert Stated(lapsed=[(opinion_of(long), NOW)]).longest_window == week
     assert Stated(opinions=opinions_of(short), rates={"n": "9/w"}).longest_window == week
+
+
+@pytest.mark.parametrize("other", [{"kind": "Unheard"}, {"odd": 1}, {"rate": "1/century"}])
+def test_rules_of_a_limit_that_this_version_does_not_know_are_unreadable(other: Any) -> None:
+    """Whoever states it: no pass may go by what it cannot read."""
+    shared = SlidingWindow("1/s", name="n")
+    book = bind({"a": Rule(limits=[shared]), "b": Rule(limits=[shared]), "c": Rule()})
+    theirs = {"a": [{**opinion_of(book)["a"][0], **other}]}
+    assert Stated(opinions={"theirs": theirs}).book(book).unreadable == {"a", "b"}
 
 
 def test_differences_name_who_says_what() -> None:

@@ -325,7 +325,9 @@ def test_the_usual_jitter_is_a_share_of_the_window_and_what_passes_a_second_is_t
     ],
 )
 def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
-    """Also of a bucket some of whose charges are known to leave later: it fills until then."""
+    """Also of a bucket some of whose charges are known to leave later: it fills until then. What
+    fits later fits at that very microsecond, and at none before.
+    """
     rand, now = random.Random(3), 1_000_000 * SECOND
     for _ in range(100):
         instants = sorted(now + rand.randint(-2 * SECOND, SECOND // 4) for _ in range(6))
@@ -337,6 +339,25 @@ def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
         same = limit.meter_with(meter.free, now)
         assert (same.free, same.free_at(same.free + 1)) == (meter.free, None)
         assert not same.free or same.free_at(same.free) == now
+        for cost in range(1, limit.capacity + 1):
+            if (instant := meter.free_at(cost)) not in (None, now):
+                frees = [limit.meter(usage, at).free for at in (instant - 1, instant)]
+                assert frees[0] < cost <= frees[1]
+
+
+@pytest.mark.parametrize("moved", [0, 7 * SECOND, -3601 * SECOND])
+def test_a_call_near_an_edge_of_the_calendar_counts_on_both_sides(moved: int) -> None:
+    """However far ledger time is behind the calendar; and with another rate."""
+    limit = FixedWindow("5/m", jitter=0.1).moved_by(moved)
+    edge, near = 1_800_000_000 * SECOND - moved, 100_000
+    for same in (limit, limit.with_rate("5/m"), limit.with_rate("1/m").times(5)):
+        assert same.window(edge) == (edge, edge + 60 * SECOND)
+        for at, now, free in [
+            (edge - near - 1, edge + near - 1, 0),
+            (edge - near - 1, edge + near, 5),
+            (edge - near, edge + near, 0),
+        ]:
+            assert same.meter(Usage(aged=[(at, 5)]), now).free == free
 
 
 # --- A kind that callqueue does not have
@@ -377,12 +398,20 @@ def test_no_charge_is_lost_between_a_level_and_what_is_newer(ended: int) -> None
     assert budget.limit.meter(later, now).used == budget.limit.meter(usage, now).used
 
 
-def test_levels_of_other_budgets_are_forgotten() -> None:
-    limits = [TokenBucket("1/s", burst=3)]
+def test_a_level_is_of_its_own_bucket_and_of_no_other_time() -> None:
+    limits, dearer = [TokenBucket("1/s", burst=3)], [TokenBucket("2/s", burst=3)]
     budgets = bind({"r": Rule(limits=limits), "s": Rule(limits=limits)}).budgets
-    memo, now = Memo(), 11 * SECOND
+    memo, at, now = Memo(), 10 * SECOND, 11 * SECOND
     for rule in "rs":
-        usage_since_kept_level(memo, budgets[rule][0], "", Usage(), 10 * SECOND, now)
+        usage_since_kept_level(memo, budgets[rule][0], "", Usage(), at, now)
+    own, (other,) = budgets["r"][0], bind({"r": Rule(limits=dearer)}).budgets["r"]
     forget_other_levels(memo, {"r#0"})
-    assert kept_level(memo, budgets["r"][0], "", 0, now)
-    assert kept_level(memo, budgets["s"][0], "", 0, now) is None
+    assert kept_level(memo, own, "", at, at)
+    for budget, value, since, until in [
+        (budgets["s"][0], "", at, now),
+        (other, "", at, now),
+        (own, "k", at, now),
+        (own, "", at + 1, now),
+        (own, "", at, at - 1),
+    ]:
+        assert kept_level(memo, budget, value, since, until) is None

@@ -118,11 +118,13 @@ def test_an_answer_that_is_no_text_is_refused(answer: Any) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_neither_a_value_nor_the_error_of_a_callable_is_shown() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_neither_a_value_nor_the_error_of_a_callable_is_shown(error: type[BaseException]) -> None:
     def vault() -> str:
-        raise RuntimeError("token hunter2 has expired")
+        raise error("token hunter2 has expired")
 
-    with pytest.raises(SecretError, match="'VAULT': its callable raised RuntimeError") as caught:
+    raised = f"'VAULT': its callable raised {error.__name__}"
+    with pytest.raises(SecretError, match=raised) as caught:
         SecretFor(vault).value("VAULT", HERE)
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     assert "hunter2" not in repr(SecretFor("hunter2", hosts=["a.example"]))

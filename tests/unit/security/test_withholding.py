@@ -357,6 +357,7 @@ def test_a_text_without_end_is_looked_at_from_both_ends_and_no_half_is_left() ->
     text = clean(f"{TOKEN} {'x' * 10_000_000} {TOKEN}", (TOKEN,))
     assert len(text) < 200_000
     assert "sk_live" not in text
+    assert clean(f"first{'x' * 1_000_000}last", ()).endswith("xlast")
 
 
 @pytest.mark.parametrize("name", ["celery.app.trace", "urllib3.connection", "urllib3.connectionpool"])  # fmt: skip
@@ -368,6 +369,7 @@ def test_others_log_nothing_secret_while_a_call_is_made_and_what_they_like_after
     with at_work((TOKEN,)):
         extra = {"data": {"args": [f"({TOKEN!r},)"]}}
         logger.warning("sent %(token)s", {"token": TOKEN}, extra=extra)
+        logger.warning("sent", extra={"data": {"args": [TOKEN]}})
         logger.warning("%d is not a number", TOKEN)
         try:
             raise ConnectionError(f"no route with {TOKEN}")

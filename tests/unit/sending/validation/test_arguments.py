@@ -38,22 +38,8 @@ KEY_FLAWS = ["x" * 256, "a\0", "\ud800", '{"a": 1}', " {}", 5, ["a"], b"a", True
              "a\nb", "\r", "\x1b[2J", "\x07", "a\x7f", "a\x9b", "a\u2028b", "a\tb", {"a": "b\n"}, {"a\r": "b"}]  # fmt: skip
 COST_FLAWS = [-1, True, 1.5, "1", [1], 2**31, {"a": -1}, {"a": True}, {"a": 1.0}, {"": 1}, {1: 1}, {"a": None},
               {"a" * 300: 1}, {"a\0": 1}, {"a\n": 1}]  # fmt: skip
-TEXT_FLAWS = [
-    "",
-    "a\0",
-    "x" * 256,
-    5,
-    b"x",
-    "\ud800",
-    "a\nb",
-    "a\r",
-    "\x1b[2J",
-    "\x07",
-    "a\x9b",
-    "a\x7f",
-    "\u2028",
-    "a\tb",
-]
+TEXT_FLAWS = ["", "a\0", "x" * 256, 5, b"x", "\ud800", "a\nb", "a\r", "\x1b[2J", "\x07", "a\x9b", "a\x7f",
+              "\u2028", "a\tb"]  # fmt: skip
 CHECKS: dict[str, tuple[Callable[[Any], Any], list[Any], list[Any]]] = {
     "key": (
         check_key,

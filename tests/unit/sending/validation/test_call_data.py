@@ -75,6 +75,7 @@ SHAPES: list[tuple[Any, str, str]] = [
     ({"method": ["get"], "params": {}}, "method", "must be a string"),
     ({"method": "pots", "params": {}}, "method", "did you mean 'post'?"),
     ({"method": "send-email", "params": {}}, "method", "did you mean 'send_email'?"),
+    ({"method": "Permit", "params": {}}, "method", "take a permit with callqueue.permit()"),
     ({"method": "get"}, "params", "is missing"),
     ({"method": "get", "params": None}, "params", "must be a dict"),
     ({"method": "get", "params": [1]}, "params", "must be a dict"),
