@@ -262,11 +262,6 @@ def _read(found: Any) -> dict[str, Sums]:
 # --- reading
 
 
-def until(using: str) -> Us:
-    """Up to when ends are summed; 0 where nobody has begun."""
-    return Us(tables.summed(using).values_list("until", flat=True).first() or 0)
-
-
 def recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
     """Every rule's last quarter of an hour and hour, without buckets. `now` in seconds."""
     found = {rule: Recent() for rule in rules}

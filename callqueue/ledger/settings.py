@@ -149,12 +149,12 @@ def version_sql(using: str) -> str:
     return f"COALESCE((SELECT version FROM {tables.name(using, 'SettingsState')}), 0)"
 
 
-def book_in_force(using: str, own: Book | None = None) -> Book:
-    """What is in force, for those who only look. One statement, and two more where it has changed
-    since the last look.
+def book_in_force(using: str, own: Book | None = None, *, at: int | None = None) -> Book:
+    """What is in force, for those who only look. `at`: the version, by who has read it. One
+    statement without it, and two more where it has changed since the last look.
     """
     own = own or conf.current().book
-    at = version(using)
+    at = version(using) if at is None else at
     kept = _books.get(using)
     if kept is None or kept[0] != at or kept[1] is not own:
         book = (read(using) if at else Stated()).book(own)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from callqueue import conf, tables
-from callqueue.clocks import Reading
-from callqueue.database import MICROSECOND, from_us
 from callqueue.ledger import ledger_time
 from callqueue.ledger.settings import SILENCE  # after which its opinion counts no more, either
 from callqueue.limits.in_force import digest_of, opinion_of
@@ -34,16 +32,15 @@ class Sign:
         return not self.digest and self.kind != BEAT
 
 
-def signs(using: str, reading: Reading) -> list[Sign]:
-    """Every dispenser of the last day or so, the newest sign first, as the clock shows them."""
-    now, moved = from_us(reading.wall), reading.moved * MICROSECOND
+def signs(using: str, now: datetime) -> list[Sign]:
+    """Every dispenser of the last day or so, the newest sign first, in ledger time."""
     rows = tables.dispensers(using).order_by("-seen_at")
-    found = [
-        Sign(name, at + moved, kind, digest, broker, _is_alive(at + moved, kind, digest, now))
-        for name, at, kind, digest, broker in rows.values_list(
-            "name", "seen_at", "kind", "digest", "broker"
-        )
-    ]
+    columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
+    return judged((Sign(*row) for row in columns), now)
+
+
+def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
+    found = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in listed]
     if not any(one.is_alive and one.kind not in (BEAT, RUN) for one in found):
         return found
     # where a process dispenses to workers, beat's tasks stand by
@@ -52,7 +49,7 @@ def signs(using: str, reading: Reading) -> list[Sign]:
 
 def alive(using: str) -> list[Sign]:
     """The dispensers that run. Beat's task releases in its runs, and may be between two of them."""
-    return [one for one in signs(using, ledger_time.read(using)) if one.is_alive]
+    return [one for one in signs(using, ledger_time.now(using)) if one.is_alive]
 
 
 def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True) -> bool:

@@ -1,4 +1,4 @@
-"""Reads where every rule stands at one moment: some sixteen statements, whatever there is."""
+"""Reads where every rule stands at one moment: some thirteen statements, whatever there is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from callqueue import conf, database, tables
+from callqueue import clocks, conf, database, tables
 from callqueue.clocks import Us
 from callqueue.database import (
     as_parameter,
@@ -56,9 +56,8 @@ def look(
     each of a key of its own.
     """
     with database.one_view(using):
-        reading = ledger_time.read(using)
-        now, moved, signs = reading.at, reading.moved, alive.signs(using, reading)
-        book = settings.book_in_force(using).moved_by(moved)
+        now, moved, summed_until, version, signs = _moment(using)
+        book = settings.book_in_force(using, at=version).moved_by(moved)
         names = tuple(conf.current().rules if rules is None else rules)
         known = _Known.read(using, book, names, now, moved, key, signs, more)
         differences: Sequence[Difference] = ()
@@ -71,7 +70,7 @@ def look(
             rules=[_rule(known, name) for name in names],
             signs=known.signs,
             stalls=known.attempts.stalls,
-            summed_until=sums.until(using),
+            summed_until=summed_until,
             differences=differences,
         )
         return _with_rates(known, seen, rates) if rates else seen
@@ -110,6 +109,27 @@ def _rule(known: _Known, name: str) -> RuleLook:
         stalls=[one for one in known.attempts.stalls if name in one.rules],
         recent=known.recent.get(name) or sums.Recent(),
     )
+
+
+def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
+    """Now; how far the ledger was moved; until when ends are summed; the version; signs of life."""
+    sql = (
+        f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
+        f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "
+        "name, seen_at, kind, digest, broker "
+        f"FROM (SELECT 1 AS here) AS moment LEFT JOIN {tables.name(using, 'DispenserState')} "
+        "ON here = 1 ORDER BY seen_at DESC"
+    )
+    before, found = clocks.monotonic(), rows(using, sql)
+    *shown, until, version = found[0][:4]
+    reading = ledger_time.reading_of(using, before, *shown)
+    signs = [
+        alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)
+        for *_, name, at, kind, digest, broker in found
+        if name is not None
+    ]
+    judged = alive.judged(signs, from_us(reading.wall))
+    return reading.at, reading.moved, Us(until or 0), int(version), judged
 
 
 @dataclass(frozen=True)

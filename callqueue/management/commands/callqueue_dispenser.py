@@ -9,7 +9,6 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from callqueue.database import from_us
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.ledger import ledger_time
@@ -49,8 +48,8 @@ class Command(CallQueueCommand):
 
     def _check(self, using: str) -> None:
         try:
-            reading = ledger_time.read(using)
-            signs, now = alive.signs(using, reading), from_us(reading.wall)
+            now = ledger_time.now(using)
+            signs = alive.signs(using, now)
         except (DatabaseError, InterfaceError) as error:  # it says nothing of the dispenser
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")
             return
