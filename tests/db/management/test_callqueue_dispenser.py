@@ -101,7 +101,7 @@ def test_a_health_check_knows_a_dispenser_of_this_host_from_others(
     def away(*_: object) -> None:
         raise OperationalError("nobody there")
 
-    monkeypatch.setattr(ledger_time, "read", away)
+    monkeypatch.setattr(ledger_time, "now", away)
     checked = run("dispenser", "--alive")
     assert (checked.code, "nobody there" in checked.out) == (0, True)
 
