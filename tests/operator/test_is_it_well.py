@@ -173,7 +173,7 @@ def kinds(n: int) -> list[Any]:
     ][n % 4]
 
 
-MOST = {"dashboard": 20, "status": 18, "metrics": 22, "rule": 26}
+MOST = {"dashboard": 17, "status": 15, "metrics": 19, "rule": 23}
 
 
 def asked(ask: Ask, rules: Rules, count: int, keys: int, held: int) -> dict[str, int]:
