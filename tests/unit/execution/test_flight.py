@@ -155,7 +155,7 @@ def test_what_waits_for_room_has_not_landed() -> None:
     """Else a process that is told to go would not wait for that message's calls."""
     one, landed = flight.Flight.__new__(flight.Flight), threading.Event()
     one.boarding, one.landings, one.under_way = [flight.Message([1])], [landed], {}
-    one.most, one.crew = lambda: 1, SimpleNamespace(most=lambda: math.inf)  # type: ignore[assignment]
+    one.max_in_flight, one.crew = lambda: 1, SimpleNamespace(max_jobs=lambda: math.inf)  # type: ignore[assignment]
     one._settle()
     assert not landed.is_set()
     one.boarding[0].waiting = []
