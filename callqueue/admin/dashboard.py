@@ -68,7 +68,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         return rule_actions.act(request, admin)
     seen, sees_holds = look(using()), may_see_holds(request)
     now = seen.time
-    told = [(one, note_url(one)) for one in notes(seen)]
+    told = [(one, note_url(one)) for one in notes(seen, tells_who=sees_holds)]
     context = {
         "troubles": [one for one in told if one[0].kind != WELL],
         "said": [one for one in told if one[0].kind == WELL],

@@ -1,4 +1,6 @@
-"""What attempts do now, how fast, and which queues nobody takes calls from. One statement."""
+"""What attempts do now, how fast, which processes take calls, which queues nobody does. One
+statement.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ from callqueue.limits.kinds import SECOND
 RECENT_S = 60  # over which rates are taken
 PACED = 100  # attempts that say how long calls take, where none was answered lately
 WAY_S = 0.04  # to the wire, from where a slot was not known ahead
+NEWEST = 500  # begun attempts that are looked at for the workers that began them
+WORKERS_S = 300  # for how long a worker that has begun nothing is still named
 UNBEGUN_S = (
     10  # after which a released call that no worker of its queue took says that none is there
 )
@@ -55,6 +59,7 @@ class Stall:
 class Attempts:
     flights: Mapping[str, InFlight]
     paces: Mapping[str, Pace]
+    workers: Sequence[Us]  # when each process began one of the newest last, the latest first
     stalls: Sequence[Stall]  # the queues that nobody takes calls from
 
 
@@ -64,7 +69,12 @@ def read(using: str, names: Sequence[str], now: Us) -> Attempts:
     answered: dict[str, list[tuple[int, int, bool]]] = {name: [] for name in names}
     unbegun: dict[str, list[tuple[str, int, Us]]] = {}  # by queue: rule, calls, since when
     last: dict[str, Us] = {}  # by queue, when a call was begun
+    processes: dict[str, Us] = {}
     for kind, name, queue, many, some, us, begun in rows(using, *_sql(using, names, now)):
+        if kind == _WORKER:
+            process = name.rpartition(":")[0]
+            processes[process] = max(Us(begun), processes.get(process, Us(0)))
+            continue
         last[queue] = max(last.get(queue, Us(0)), Us(begun or 0))
         if kind == _ANSWERED:
             answered[name].append((int(many), int(us), bool(some)))
@@ -73,7 +83,7 @@ def read(using: str, names: Sequence[str], now: Us) -> Attempts:
         flights[name] = InFlight(flight.count + int(many), flight.begun + int(some))
         if us is not None:
             unbegun.setdefault(queue, []).append((name, int(many) - int(some), Us(us)))
-    patience = now - UNBEGUN_S * SECOND
+    lately, patience = now - WORKERS_S * SECOND, now - UNBEGUN_S * SECOND
     stalls = [
         Stall(
             queue,
@@ -87,15 +97,16 @@ def read(using: str, names: Sequence[str], now: Us) -> Attempts:
     return Attempts(
         flights,
         {name: _pace(listed) for name, listed in answered.items()},
+        sorted((at for at in processes.values() if at > lately), reverse=True),
         [one for one in stalls if one.since <= patience],
     )
 
 
-_OPEN, _ANSWERED = 0, 1
+_OPEN, _ANSWERED, _WORKER = 0, 1, 2
 
 
 def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
-    """Rows: kind, rule, queue, count, begun (or stamped), microseconds, last begin."""
+    """Rows: kind, rule or worker, queue, count, begun (or stamped), microseconds, last begin."""
     table = tables.name(using, "CallAttempt")
     released, started, ended = (
         micros_sql(using, name) for name in ("released_at", "started_at", "finished_at")
@@ -120,8 +131,17 @@ def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
         f"WHERE rule IN ({placeholders(names)}) AND finished_at > %s AND outcome <> %s "
         "GROUP BY rule, queue"
     )
+    newest = (
+        f"SELECT worker, started_at FROM {table} WHERE started_at IS NOT NULL "
+        f"AND worker <> '' AND {by_worker} ORDER BY id DESC LIMIT {NEWEST}"
+    )
+    of_workers = (
+        f"SELECT {_WORKER}, worker, '', 0, 0, 0, MAX({began}) FROM ({newest}) AS newest "
+        "GROUP BY worker"
+    )
     minute = as_parameter(using, from_us(now - RECENT_S * SECOND))
-    return f"{is_open} UNION ALL {answered}", [states.SUCCEEDED, *names, minute, states.VOIDED]
+    sql = " UNION ALL ".join((is_open, answered, of_workers))
+    return sql, [states.SUCCEEDED, *names, minute, states.VOIDED]
 
 
 def _pace(listed: Sequence[tuple[int, int, bool]]) -> Pace:

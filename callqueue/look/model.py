@@ -226,6 +226,7 @@ class Look:
     book: Book
     rules: Sequence[RuleLook]
     signs: Sequence[Sign]  # of every dispenser, the newest first
+    workers: Sequence[Us]  # when each process that takes calls took one last, the latest first
     stalls: Sequence[Stall]
     summed_until: Us  # up to when sums are added up
     differences: Sequence[Difference]

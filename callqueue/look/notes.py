@@ -43,20 +43,22 @@ class Note:
     rule: str = ""
 
 
-def notes(look: Look) -> list[Note]:
+def notes(look: Look, *, tells_who: bool = True) -> list[Note]:
+    """`tells_who`: whether the reader may know who holds a rule; that it is held, all may."""
     order = (BAD, ODD, WELL)
-    return sorted(_notes(look), key=lambda note: order.index(note.kind))
+    return sorted(_notes(look, tells_who), key=lambda note: order.index(note.kind))
 
 
-def _notes(look: Look) -> Iterator[Note]:
+def _notes(look: Look, tells_who: bool) -> Iterator[Note]:
     yield _dispensers(look)
     yield from _stalls(look)
-    yield from _troubles(look)
+    yield from _troubles(look, tells_who)
     yield from _limits(look)
     yield from _failures(look)
     if count := len(look.differences):
         text = ngettext("Dispensers differ in %d limit.", "Dispensers differ in %d limits.", count)
         yield Note(ODD, "differ", text % count)
+    yield from _workers(look)
     if look.dispensers:
         rate = sum(rule.pace.per_second for rule in look.rules)
         yield Note(WELL, "sending", _("Sending %s a second.") % words.rate(rate))
@@ -116,10 +118,13 @@ def _stalls(look: Look) -> Iterator[Note]:
     yield Note(BAD, "workers", text % values, rules[0])
 
 
-def _troubles(look: Look) -> Iterator[Note]:
+def _troubles(look: Look, tells_who: bool) -> Iterator[Note]:
     for trouble, sentence in TROUBLES.items():
         if ill := [rule for rule in look.rules if trouble in rule.troubles]:
-            values = {"count": len(ill), "names": words.names([rule.name for rule in ill])}
+            is_long = trouble == "held"
+            said = [_held(rule, tells_who) if is_long else rule.name for rule in ill]
+            listed = words.names(said, between="; " if is_long else ", ")
+            values = {"count": len(ill), "names": listed}
             yield Note(BAD, trouble, sentence % values, ill[0].name)
     if keyed := [rule for rule in look.rules if rule.keys_held and rule.hold is None]:
         count = sum(rule.keys_held for rule in keyed)
@@ -131,6 +136,20 @@ def _troubles(look: Look) -> Iterator[Note]:
     if growing := [rule for rule in look.rules if rule.is_growing and not rule.troubles]:
         listed = words.names([_in_and_out(rule) for rule in growing], between="; ")
         yield Note(ODD, "growing", _("The backlog grows: %s.") % listed, growing[0].name)
+
+
+def _held(rule: RuleLook, tells_who: bool) -> str:
+    count = words.count(rule.waits.calls)
+    if not tells_who:
+        return _("%(rule)s, %(count)s waiting") % {"rule": rule.name, "count": count}
+    who = {
+        "breaker": _("by its breaker"),
+        "operator": _("by an operator"),
+        "provider": _("by the provider"),
+        "restored": _("since the database was restored"),
+    }.get(rule.hold.source if rule.hold else "", "")
+    values = {"rule": rule.name, "who": who, "count": count}
+    return _("%(rule)s %(who)s, %(count)s waiting") % values
 
 
 def _in_and_out(rule: RuleLook) -> str:
@@ -171,6 +190,17 @@ def _failures(look: Look) -> Iterator[Note]:
     elif look.summed_until and not is_behind:
         text = _("Nothing failed and nothing was throttled in the last hour.")
         yield Note(WELL, "failures", text)
+
+
+def _workers(look: Look) -> Iterator[Note]:
+    if count := len(look.workers):
+        text = ngettext(
+            "%(count)d process took calls in the last 5 minutes, the last %(when)s.",
+            "%(count)d processes took calls in the last 5 minutes, the last %(when)s.",
+            count,
+        )
+        when = words.ago(look.shown(look.workers[0]), look.time)
+        yield Note(WELL, "workers", text % {"count": count, "when": when})
 
 
 def _end(look: Look) -> Note:

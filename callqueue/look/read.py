@@ -69,6 +69,7 @@ def look(
             book=book,
             rules=[_rule(known, name) for name in names],
             signs=known.signs,
+            workers=known.attempts.workers,
             stalls=known.attempts.stalls,
             summed_until=summed_until,
             differences=differences,

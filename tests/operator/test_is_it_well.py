@@ -120,6 +120,7 @@ def test_workers_that_are_slow_are_not_said_to_be_missing(
             assert "no worker" not in waiting("r")[-1].forecast().reason
         else:
             assert ask.status("r")["in_flight"] > 500
+            assert "1 process took calls" in ask.dashboard(), "however many messages it took"
 
 
 def test_one_lost_message_does_not_make_a_rule_one_without_workers(

@@ -26,7 +26,7 @@ def test_a_paused_rule_is_held_at_every_door(rules: Rules, ask: Ask) -> None:
     assert (found["state"], found["hold"]["reason"]) == ("held", WHY)
     assert ask.metrics("callqueue_held", "r") == 1
     assert ask.row("r")["State"] == "held"
-    assert "1 rule held (r)" in ask.dashboard()
+    assert "1 rule held (r by an operator, 3 waiting)" in ask.dashboard()
     (call, *_) = waiting("r")
     for said in (ask.status_text(), ask.rule("r"), call.forecast().reason, ask.call(call)):
         assert WHY in said
@@ -39,7 +39,7 @@ def test_a_rule_that_its_provider_throttles_says_so(rules: Rules, remote: Vendor
     send("r", 5)
     run()
     dispenser()
-    assert "1 rule held (r)" in ask.dashboard()
+    assert "by the provider" in ask.dashboard()
     assert "429" in ask.status("r")["hold"]["reason"]
     assert "429" in ask.rule("r")
     (*_, last) = waiting("r")

@@ -26,7 +26,7 @@ RULE = "admin:callqueue_rule"
 
 
 PAGES = {
-    (DASHBOARD, ""): "Regel angehalten (r)",
+    (DASHBOARD, ""): "Regel angehalten (r durch den Betrieb",
     (RULE, "?name=r"): "Was gescheitert ist",
     (RULE, "?name=r&limit=r%230&rate=5/s"): "Ein Limit von r ändern?",
     (CHANGELIST, ""): "Ausgewählte Aufrufe erneut einreihen",

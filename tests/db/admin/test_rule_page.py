@@ -378,14 +378,14 @@ def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_h
     act(root, **pause, key="tenant-2", reason="why-of-form")
     pages = [page_of(call), page_of(other), reverse(DASHBOARD), rule_url("pay")]
     told = "".join(text_of(root.get(page)) for page in pages)
-    keys = {"tenant-gone", "tenant-2"}
-    for hidden in {"why-of-rule", "why-of-key", "why-gone", "why-of-form", *keys}:
+    keys, by = {"tenant-gone", "tenant-2"}, "by an operator"
+    for hidden in {"why-of-rule", "why-of-key", "why-gone", "why-of-form", by, *keys}:
         assert hidden in told
     viewer = log_in("view_callqueue", "control_rule")
     told = "".join(text_of(viewer.get(page)) for page in pages)
     assert "until it is resumed" in told, "that a rule is held is no secret"
-    assert not [hidden for hidden in {"why-", *keys} if hidden in told]
-    assert "1 rule held (pay)." in told
+    assert not [hidden for hidden in {"why-", by, *keys} if hidden in told]
+    assert "1 rule held (pay, 2 waiting)." in told
     history = "What was done"
     assert history in text_of(root.get(rule_url("pay")))
     assert history not in text_of(viewer.get(rule_url("pay")))
