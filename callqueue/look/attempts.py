@@ -1,6 +1,4 @@
-"""What attempts do now, how fast, which processes take calls, which queues nobody does. One
-statement.
-"""
+"""What attempts do now, how fast, who takes calls, which queues nobody does. One statement."""
 
 from __future__ import annotations
 
