@@ -21,6 +21,7 @@ from callqueue.admin.base import OwnAdmin, may
 from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.rule_actions import using
 from callqueue.history import errors, sums
+from callqueue.history.audit import audit
 from callqueue.history.sums import Sums
 from callqueue.limits.kinds import SECOND
 from callqueue.look import LimitLook, Look, RuleLook, look, notes, words
@@ -29,6 +30,7 @@ from callqueue.look.read import largest_keys
 from callqueue.models import CallQueue
 
 KEYS = 20  # that the table of keys shows
+HOG = 0.5  # share of all that waits from which one key is said to keep the others waiting
 SHOWN = 20  # calls of a group of errors that are linked
 LOGGED = 8  # of what was done to the rule, the newest
 NEARLY_ALL = 0.95
@@ -65,6 +67,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         "may_control": may(request, rule_actions.PERMISSION),
         "may_requeue": may(request, "requeue_call"),
         "limits": [_limit(seen, rule, one) for one in rule.limits],
+        "audited": _audited(name) if "audit" in request.GET else None,
         "logged": _logged(name) if sees_holds else (),
         "as_of": words.clock_time(now, now),
         "now": now,
@@ -118,6 +121,22 @@ def _limit(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
     }
 
 
+def _audited(name: str) -> list[dict[str, Any]]:
+    """The highest use of the rule's limits in any window of the last hour, from the attempts."""
+    found = audit(using(), since=timedelta(hours=1), rules=[name], tell=False)
+    return [
+        {
+            "name": one.name,
+            "highest": words.count(one.highest),
+            "allowed": words.count(one.allowed),
+            "value": one.value,
+            "is_over": one.exceeded,
+        }
+        for one in found.findings
+        if one.rule == name
+    ]
+
+
 def _logged(name: str) -> list[tuple[str, str, str]]:
     rows = LogEntry.objects.filter(
         content_type__app_label="callqueue", content_type__model="rulestate", object_id=name
@@ -130,15 +149,20 @@ def _logged(name: str) -> list[tuple[str, str, str]]:
 
 
 def _keys(rule: RuleLook) -> dict[str, Any]:
-    """The keys with most calls waiting."""
+    """The keys with most calls waiting; where one has most of them, when the others are done."""
     shown, count_of_keys = largest_keys(using(), rule.name, KEYS, rule.now)
-    ready = max(1, rule.waits.ready)
+    ready, others = max(1, rule.waits.ready), None
+    if rule.waits.sizes and len(shown) > 1 and shown[0][1] >= HOG * ready:
+        # where keys take turns, the largest is by then as far as the next
+        next_most = shown[1][1]
+        others = rule.seconds(sum(min(calls, next_most) * n for calls, n in rule.waits.sizes))
     return {
         "keys": [
             (key, words.count(count), f"{100 * count / ready:.0f} %", is_held)
             for key, count, is_held in shown
         ],
         "keys_count": words.count(count_of_keys),
+        "others_done": "" if others is None else words.in_so_long(rule.shown(rule.now), others),
     }
 
 

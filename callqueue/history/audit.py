@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -69,16 +69,20 @@ class Seen:
     released: Us = Us(0)
 
 
-def audit(using: str, *, since: timedelta) -> Audit:
+def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool = True) -> Audit:
     """Judge the attempts that ended no longer ago than `since` by the rules of today, changed
-    limits included. Tells `limit_exceeded` of each limit that was.
+    limits included; of all rules, or of these and those that share a limit with them. Tells
+    `limit_exceeded` of each limit that was, unless `tell` is false.
     """
     reading = ledger_time.read(using)
     book = settings.book_in_force(using).moved_by(reading.moved)
+    if rules:
+        group = {other for rule in rules for other in book.groups[rule]}
+        book = replace(book, budgets={name: book.budgets[name] for name in group})
     now = from_us(reading.at)
     cut = now - since
     result = judge(book, _attempts(using, book, to_us(cut), to_us(now)), to_us(now), cut)
-    for found in result.exceeded:
+    for found in result.exceeded if tell else ():
         facts = {"highest": found.highest, "allowed": found.allowed}
         events.emit("limit_exceeded", limit=found.name, rule=found.rule, **facts)
     return result

@@ -91,7 +91,9 @@ def test_counters_only_grow_over_hours_restarts_and_silence(
         assert ask.metrics("callqueue_attempts_total", "succeeded", "r") == made
 
 
-def test_the_highest_use_is_proved_by_the_audit(rules: Rules, remote: Vendor, ask: Ask) -> None:
+def test_the_highest_use_is_proved_by_the_audit_and_shown_by_the_page(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("8/m")]))
     with travel() as clock:
         make(ask, clock, "r", 5)
@@ -104,3 +106,4 @@ def test_the_highest_use_is_proved_by_the_audit(rules: Rules, remote: Vendor, as
         ]
         assert (found["highest"], found["exceeded"]) == (5, False)
         assert 0 < found["used_share"] < 1
+        assert "5 of 8" in ask.page("rule", name="r", audit="1").replace("\n", " ")

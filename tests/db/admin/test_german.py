@@ -29,6 +29,7 @@ PAGES = {
     (DASHBOARD, ""): "Regel angehalten (r durch den Betrieb",
     (RULE, "?name=r"): "Was gescheitert ist",
     (RULE, "?name=r&limit=r%230&rate=5/s"): "Ein Limit von r ändern?",
+    (RULE, "?name=r&audit=1"): "Angehalten",
     (CHANGELIST, ""): "Ausgewählte Aufrufe erneut einreihen",
 }
 FORMS = (
