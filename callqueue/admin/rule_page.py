@@ -30,7 +30,6 @@ from callqueue.look.read import largest_keys
 from callqueue.models import CallQueue
 
 KEYS = 20  # that the table of keys shows
-HOG = 0.5  # share of all that waits from which one key is said to keep the others waiting
 SHOWN = 20  # calls of a group of errors that are linked
 LOGGED = 8  # of what was done to the rule, the newest
 NEARLY_ALL = 0.95
@@ -149,20 +148,15 @@ def _logged(name: str) -> list[tuple[str, str, str]]:
 
 
 def _keys(rule: RuleLook) -> dict[str, Any]:
-    """The keys with most calls waiting; where one has most of them, when the others are done."""
+    """The keys with most calls waiting."""
     shown, count_of_keys = largest_keys(using(), rule.name, KEYS, rule.now)
-    ready, others = max(1, rule.waits.ready), None
-    if rule.waits.sizes and len(shown) > 1 and shown[0][1] >= HOG * ready:
-        # where keys take turns, the largest is by then as far as the next
-        next_most = shown[1][1]
-        others = rule.seconds(sum(min(calls, next_most) * n for calls, n in rule.waits.sizes))
+    ready = max(1, rule.waits.ready)
     return {
         "keys": [
             (key, words.count(count), f"{100 * count / ready:.0f} %", is_held)
             for key, count, is_held in shown
         ],
         "keys_count": words.count(count_of_keys),
-        "others_done": "" if others is None else words.in_so_long(rule.shown(rule.now), others),
     }
 
 
