@@ -284,7 +284,9 @@ class Watch:
             by = self._unfollowed(last, reading)
             if by:
                 jump = Jump.between(last, reading, by)
-                reading = set_back(self.using, reading, by)
+                # No two moves make up for each other, so that whoever was away sees that some were.
+                more = AGREED if by != AGREED else 0
+                reading = set_back(self.using, reading, by + more)
                 if by == AGREED:
                     if self._has_been_late():
                         _end_charges(self.using, from_us(reading.at))
