@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from django.db.models import Q
+from django.db.models import Q, Value
+from django.db.models.functions import StrIndex
+from django.db.models.lookups import GreaterThan
 
 from callqueue import conf, events, tables, texts
 from callqueue.exceptions import InvalidCall
@@ -13,7 +15,8 @@ from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.budgets import key_parts
 from callqueue.limits.durations import LONGEST
-from callqueue.sending.validation import check_key
+from callqueue.limits.rules import MAX_NAME
+from callqueue.sending.validation import check_key, encode
 
 
 def pause(
@@ -47,15 +50,23 @@ def pause(
 
 def paused_with(key: str) -> Q:
     """The condition of the calls that a pause of this key holds, which is as `check_key` has it."""
+    per, value = _only_name(key) or ("key", key)
     whole = Q(key=key)
-    return whole | Q(key__startswith="{", key__contains=key[1:-1]) if _only_name(key) else whole
+    if per == "key" and value == key and key_parts(key):
+        return whole
+    # In the text of several names: what is quoted within one has a backslash before its quotes.
+    part = encode({per: value})[1:-1]
+    among = [GreaterThan(StrIndex("key", Value(f"{mark}{part}")), 0) for mark in "{,"]
+    named = Q(key__startswith="{") & (Q(among[0]) | Q(among[1]))
+    return whole | named | Q(key=value) if per == "key" else whole | named
 
 
 def _only_name(key: str) -> tuple[str, str] | None:
     """The name and value of a key that has no other; None too where no hold can be per that."""
     parts = key_parts(key)
     name = next(iter(parts), "")
-    return (name, parts[name]) if len(parts) == 1 and name not in ("rule", "queue") else None
+    is_held = len(parts) == 1 and name not in ("rule", "queue") and len(name) <= MAX_NAME
+    return (name, parts[name]) if is_held else None
 
 
 def resume(

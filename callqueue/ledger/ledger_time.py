@@ -169,8 +169,8 @@ class Watch:
         self.narrowed = ClockEstimate()
         self.steady_from: Us | None = None
         self._suspicious = False
-        # since when it finds that others have set ledger time back, by how much, when it did last
-        self._late: tuple[Mono, int, Mono] | None = None
+        # since when it finds that others have set ledger time back, by how much, and the last time
+        self._late: tuple[Mono, int, Reading] | None = None
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
@@ -179,7 +179,9 @@ class Watch:
             reading, last = read(self.using), self.last
             self._doubt(reading)
             jump = last.jump_to(reading) if last else 0
-            reading, suspicious = self._follow(last) if jump and last else (reading, False)
+            suspicious = False
+            if last and (jump or self._put_forward(reading)):
+                reading, suspicious = self._follow(last)
             self._suspicious = suspicious
             with self._keeping:
                 if not self._suspicious:
@@ -211,7 +213,8 @@ class Watch:
         """
         with self._keeping:
             last = self.last
-            if last is not None and (last.jump_to(reading) or self._doubt(reading)):
+            jumped = last is not None and (last.jump_to(reading) or self._put_forward(reading))
+            if jumped or self._doubt(reading):
                 self._suspicious = True
                 return None
             self._keep(reading)
@@ -225,6 +228,7 @@ class Watch:
         with self._keeping:
             last = self.last
             jumped = last is not None and last.jump_to(reading) != 0
+            jumped |= self._put_forward(reading) > 0
             self._suspicious |= jumped
             is_next = last is not None and reading.after - last.before <= clocks.FRESH
             if self.steady_from is None or jumped or not is_next:
@@ -280,7 +284,9 @@ class Watch:
             by = self._unfollowed(last, reading)
             if by:
                 jump = Jump.between(last, reading, by)
-                reading = set_back(self.using, reading, by)
+                # No two moves make up for each other, so that whoever was away sees that some were.
+                more = AGREED if by != AGREED else 0
+                reading = set_back(self.using, reading, by + more)
                 if by == AGREED:
                     if self._has_been_late():
                         _end_charges(self.using, from_us(reading.at))
@@ -289,6 +295,9 @@ class Watch:
                     mend(self.using, jump, reading)
         if by and by != AGREED:
             events.emit("clock_jumped", seconds=by / SECOND)
+            if by > 0 and (late_by := last.jump_to(reading)) < 0:
+                self._late = reading.before, late_by, reading
+                return reading, True
         return reading, by is None
 
     def _unfollowed(self, last: Reading, reading: Reading) -> int | None:
@@ -303,6 +312,8 @@ class Watch:
         to leave it (AGREED).
         """
         by, since = -(-last.jump_to(reading) // JUMPS) * JUMPS, self.since or 0.0
+        if forward := self._put_forward(reading):
+            return max(by, -(-forward // JUMPS) * JUMPS)
         if last.moved == reading.moved:
             return None if by and reading.before - since <= SETTLED else by
         seen = last.jump_to(replace(reading, at=reading.wall - last.moved))
@@ -312,15 +323,25 @@ class Watch:
             return 0
         if by >= 0:
             return by
-        since, late_by, at = self._late or (reading.before, by, reading.before)
-        if reading.before - at > SETTLED or abs(by - late_by) > clocks.TOLERANCE:
+        since, late_by, then = self._late or (reading.before, by, reading)
+        if reading.before - then.before > SETTLED or abs(by - late_by) > clocks.TOLERANCE:
             since = reading.before  # meanwhile it was not, or by something else
-        self._late = since, by, reading.before
+        self._late = since, by, reading
         return AGREED if by >= -MISSED or self._has_been_late() else None
 
     def _has_been_late(self) -> bool:
         """Whether ledger time was late for so long that all who run have seen it."""
-        return self._late is not None and self._late[2] - self._late[0] > SETTLED
+        return self._late is not None and self._late[2].before - self._late[0] > SETTLED
+
+    def _put_forward(self, reading: Reading) -> int:
+        """By how much the clock was set forward since ledger time was found late, and nobody has
+        followed: what others have written by the late time would be too early.
+        """
+        if self._late is None:
+            return 0
+        late = self._late[2]
+        clock = late.jump_to(replace(reading, at=reading.wall - late.moved))
+        return max(0, min(clock, late.jump_to(reading)))
 
     def _keep(self, reading: Reading) -> Reading:
         if self.last is not None and self.last.moved != reading.moved:

@@ -74,6 +74,33 @@ def test_a_key_of_one_name_is_paused_whatever_other_names_it_has(name: str) -> N
     assert held in release()
 
 
+@pytest.mark.parametrize(
+    "paused",
+    [
+        "T1",
+        {"key": "T1"},
+        {"workspace": "T1"},
+        {"workspace": 'a"b\\%_c'},
+        {"n" * 101: "T1"},
+        {"key": "T1", "a": "x"},
+    ],
+    ids=["plain", "named key", "name", "odd", "long", "several"],
+)
+def test_what_a_pause_is_told_to_hold_is_what_it_holds(paused: str | dict[str, str]) -> None:
+    """Whatever the key's names and values have in them; by what is written large or small, too."""
+    keys: list[str | dict[str, str]] = [
+        paused, "T1", "t1", {"key": "T1"}, {"key": "t1", "a": "x"}, {"a": "x", "key": "T1"},
+        {"workspace": "t1", "z": "x"}, {'x"workspace': "T1"}, {"z": "x", "workspace": "T1"},
+        {"a": "x", "workspace": 'a"b\\%_c'}, {"workspace": 'A"b\\%_c', "z": "é"},
+        {"workspace": 'a"b\\xyc', "z": "é"}, {"n" * 101: "T1", "a": "x"},
+        {"a": '"workspace":"T1"'},
+    ]  # fmt: skip
+    sent = {send("r", key=key) for key in keys}
+    told = set(CallQueue.objects.filter(control.paused_with(check_key(paused))))
+    control.pause("default", "r", key=paused)
+    assert sent - set(release()) == told != set()
+
+
 @pytest.mark.parametrize("key", [{"channel": "C9"}, {"workspace": "T1", "channel": "C9"}])
 def test_a_key_is_resumed_from_what_a_provider_laid_on_one_of_its_names(
     key: dict[str, str],
