@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, DateTimeField, F, Value, When
+from django.db.models import Case, DateTimeField, DurationField, ExpressionWrapper, F, Value, When
+from django.db.models.lookups import GreaterThan
 
 from callqueue import clocks, database, events, states, tables
 from callqueue.clocks import ClockEstimate, Mono, Reading, Us
@@ -250,7 +251,9 @@ class Watch:
             own.update(moved=F("moved") + AGREED)
         self.look()
         if self.is_agreed and not self._suspicious:  # else the clock was set back just then
-            _shorten_what_is_ahead(self.using, self.last)
+            with database.writing(self.using):
+                database.end_if_silent(self.using, SILENT)
+                _shorten_what_is_ahead(self.using, self.last)
 
     @property
     def is_agreed(self) -> bool:
@@ -450,34 +453,33 @@ def _end_charges(using: str, now: datetime, *, ahead: timedelta | None = None) -
 
 def _shorten_what_is_ahead(using: str, last: Reading) -> None:
     """Where ledger time stays late after the clock was set back, have leases and holds last from
-    now on, for as long as they were to. Each once, whoever else does this too.
+    now on, for as long as they were to. Each once, whoever else does this too. Nothing is done
+    where the clock was set since the `last` reading. In a transaction that a freeze ends.
 
-    What is ahead is found before now is read, and changed only as it was found: so it had begun by
-    now, however long this process is frozen and whatever becomes of the clock. Nothing is where the
-    clock was set since the `last` reading.
+    Now is when each statement runs, and no earlier than what is read here: whoever is frozen in
+    between takes nothing for the future that has begun meanwhile.
     """
-    open_, found = tables.attempts(using).open(), list[tuple[Any, str, str, datetime, Any]]()
-    for rows, began, ends in (
-        (open_, "started_at", "lease_until"),
-        (open_.filter(started_at=None), "released_at", "lease_until"),
-        (tables.holds(using), "began_at", "until"),
-    ):
-        ahead = rows.filter(**{f"{began}__gt": LedgerNow() + AHEAD}).order_by()
-        pairs = ahead.values_list(began, ends).distinct()
-        found += [(rows, began, ends, at, until) for at, until in pairs]
-    seen = read(using) if found else last
+    seen = read(using)
     if last.jump_to(seen):
         return
-    now = from_us(seen.at)
-    for rows, began, ends, at, until in found:
-        changed = {began: now, ends: None if until is None else now + (until - at)}
-        if began == "released_at":
-            # It stays when it was: one whose lease ends before it was seen to already.
-            del changed[began]
-            if not at < until < at + (at - now):
-                continue
-        if at > now + AHEAD:
-            rows.filter(**{began: at, ends: until}).update(**changed)
+    now, ahead, least = LedgerNow(), LedgerNow() + AHEAD, Value(from_us(seen.at) + AHEAD)
+    for rows, began, ends in (
+        (tables.attempts(using).open(), "started_at", "lease_until"),
+        (tables.holds(using), "began_at", "until"),
+    ):
+        changed = {ends: F(ends) - _since_now(began), began: now}  # MySQL goes by this order
+        rows.filter(**{f"{began}__gt": ahead}).filter(**{f"{began}__gt": least}).update(**changed)
+    # A release stays when it was: one whose lease ends before it was seen to already.
+    unbegun = tables.attempts(using).open().filter(started_at=None, released_at__gt=ahead)
+    unbegun = unbegun.filter(released_at__gt=least)
+    lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
+    longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
+    longer = longer.filter(GreaterThan(_since_now("released_at"), lasts))
+    longer.update(lease_until=F("lease_until") - _since_now("released_at"))
+
+
+def _since_now(name: str) -> Any:
+    return ExpressionWrapper(F(name) - LedgerNow(), DurationField())
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
