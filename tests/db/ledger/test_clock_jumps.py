@@ -805,6 +805,30 @@ def test_who_is_frozen_while_it_shortens_what_is_ahead_cuts_nothing_that_has_beg
     assert 590 < (until - now).total_seconds() < 600
 
 
+def test_what_is_ahead_is_shortened_by_as_few_statements_however_much_it_is(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """A database may have a million open attempts, and records wait meanwhile."""
+    others.look("dispenser", then=1)
+    others.be("dispenser").settle()
+    for _ in range(9):
+        send("r")
+        ids = [one.attempt_id for one in release("default", ["r"], batch=1).released]
+        assert len(begin("default", ids)) == 1
+        others.look("dispenser", then=0.4)
+    two_clocks.jump(-3600)
+    others.look("newcomer", then=1)
+    with CaptureQueriesContext(connection) as made:
+        others.be("newcomer").agree()
+    assert len(made) < 12
+    ahead = [
+        lease - two_clocks.ledger
+        for lease in CallAttempt.objects.open().values_list("lease_until", flat=True)
+    ]
+    assert len(ahead) == 9
+    assert max(ahead) < timedelta(seconds=100)
+
+
 def test_a_key_waits_no_longer_where_ledger_time_stays_late(
     two_clocks: Clocks, others: Others, rules: Any
 ) -> None:
