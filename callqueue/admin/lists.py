@@ -46,11 +46,11 @@ class LongList(OwnList):
         rows: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         self.query = query
         # each place by itself, since each has an index of its own
-        places = self.model_admin.placeholders(rows.db, query) or [Q()]
-        self.places = [rows.filter(place).order_by() for place in places]
+        conditions = self.model_admin.search_conditions(rows.db, query) or [Q()]
+        self.places = [rows.filter(one).order_by() for one in conditions]
         every = Q()
-        for place in places:
-            every |= place
+        for one in conditions:
+            every |= one
         return rows.filter(every)
 
     def get_results(self, request: HttpRequest) -> None:
@@ -105,7 +105,7 @@ class LongAdmin(OwnAdmin):
     list_per_page = 50
     not_listed: tuple[str, ...] = ()  # columns that the list has no use for
 
-    def placeholders(self, using: str, term: str) -> list[Q]:
+    def search_conditions(self, using: str, term: str) -> list[Q]:
         """What a word that is searched for may stand for: a condition for each index."""
         term = term.strip()
         if "\x00" in term:
