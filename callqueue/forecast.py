@@ -22,7 +22,7 @@ from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, rule_rows, settings
 from callqueue.ledger.ready_calls import READY
 from callqueue.limits.budgets import Book, cost_of, key_part
-from callqueue.look import LimitLook, RuleLook, alive, look, words
+from callqueue.look import LimitLook, RuleLook, alive, estimate, look, words
 from callqueue.look.estimate import Gate
 from callqueue.look.model import FOREVER
 from callqueue.sending.validation import check_key
@@ -178,9 +178,8 @@ def _expected(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | No
     gates = [gate for _limit, gate in pairs]
     calls = ahead.calls + 1
     seconds = rule.released_s(calls, gates)
-    alone = [(gate.seconds(gate.amount(calls), rule.now) or 0.0, one.name) for one, gate in pairs]
-    longest, slowest = max(alone, key=itemgetter(0), default=(0.0, ""))
-    label = slowest if longest and seconds and seconds > SOON_S else ""
+    place = estimate.slowest(gates, calls, rule.now)
+    label = pairs[place][0].name if place is not None and seconds and seconds > SOON_S else ""
     reason = _reason(gates, ahead, binding, label)
     note = binding.note(rule.pace.latency) if binding else ""
     return seconds, f"{reason}: {note}" if note else reason

@@ -13,7 +13,7 @@ from callqueue import conf, events, tables, texts
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.ledger_time import LedgerNow
-from callqueue.limits.budgets import key_parts
+from callqueue.limits.budgets import key_parts, scopes_of
 from callqueue.limits.durations import LONGEST
 from callqueue.limits.rules import MAX_NAME
 from callqueue.sending.validation import check_key, encode
@@ -63,10 +63,9 @@ def paused_with(key: str) -> Q:
 
 def _only_name(key: str) -> tuple[str, str] | None:
     """The name and value of a key that has no other; None too where no hold can be per that."""
-    parts = key_parts(key)
-    name = next(iter(parts), "")
-    is_held = len(parts) == 1 and name not in ("rule", "queue") and len(name) <= MAX_NAME
-    return (name, parts[name]) if is_held else None
+    parts = scopes_of(key) - {("key", key)}
+    is_only = len(key_parts(key)) == 1
+    return next((part for part in parts if is_only and len(part[0]) <= MAX_NAME), None)
 
 
 def resume(

@@ -154,7 +154,7 @@ class KeysInTurn:
         scope, meter = (budget.id, value), self.account.meter(budget, value)
         instant = meter.known_at(cost)
         if budget.id in self.account.tallies:
-            # by `latest` in `_begin`, or each pass would wake it
+            # by `latest` in `_give_turns`, or each pass would wake it
             again_at = min(
                 instant or self.now + ready_calls.AT_LEAST,
                 self.now + budget.limit.window_us + ready_calls.LIFTED,

@@ -17,7 +17,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Case, DateTimeField, DurationField, ExpressionWrapper, F, Value, When
 from django.db.models.lookups import GreaterThan
@@ -157,6 +157,14 @@ class Jumped(Exception):
     """The clock has jumped, or may have before this process's first reading: settle, try again."""
 
 
+class Late(NamedTuple):
+    """Others have set ledger time back too far, or the clock was since: nobody has followed."""
+
+    since: Mono  # found first
+    by: int  # microseconds below 0
+    reading: Reading  # by which it was found last
+
+
 class Watch:
     """This process's last reading of one database's clock, by which the next one is judged."""
 
@@ -170,8 +178,7 @@ class Watch:
         self.narrowed = ClockEstimate()
         self.steady_from: Us | None = None
         self._suspicious = False
-        # since when it finds that others have set ledger time back, by how much, and the last time
-        self._late: tuple[Mono, int, Reading] | None = None
+        self._late: Late | None = None
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
@@ -299,7 +306,7 @@ class Watch:
         if by and by != AGREED:
             events.emit("clock_jumped", seconds=by / SECOND)
             if by > 0 and (late_by := last.jump_to(reading)) < 0:
-                self._late = reading.before, late_by, reading
+                self._late = Late(reading.before, late_by, reading)
                 return reading, True
         return reading, by is None
 
@@ -326,15 +333,16 @@ class Watch:
             return 0
         if by >= 0:
             return by
-        since, late_by, then = self._late or (reading.before, by, reading)
-        if reading.before - then.before > SETTLED or abs(by - late_by) > clocks.TOLERANCE:
-            since = reading.before  # meanwhile it was not, or by something else
-        self._late = since, by, reading
+        late = self._late or Late(reading.before, by, reading)
+        is_same = abs(by - late.by) <= clocks.TOLERANCE
+        if reading.before - late.reading.before > SETTLED or not is_same:
+            late = Late(reading.before, by, reading)  # meanwhile it was not, or by something else
+        self._late = late._replace(by=by, reading=reading)
         return AGREED if by >= -MISSED or self._has_been_late() else None
 
     def _has_been_late(self) -> bool:
         """Whether ledger time was late for so long that all who run have seen it."""
-        return self._late is not None and self._late[2].before - self._late[0] > SETTLED
+        return self._late is not None and self._late.reading.before - self._late.since > SETTLED
 
     def _put_forward(self, reading: Reading) -> int:
         """By how much the clock was set forward since ledger time was found late, and nobody has
@@ -342,7 +350,7 @@ class Watch:
         """
         if self._late is None:
             return 0
-        late = self._late[2]
+        late = self._late.reading
         clock = late.jump_to(replace(reading, at=reading.wall - late.moved))
         return max(0, min(clock, late.jump_to(reading)))
 

@@ -96,6 +96,12 @@ def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     return longest
 
 
+def slowest(gates: Sequence[Gate], calls: float, now: Us) -> int | None:
+    """The place of the gate that holds so many calls longest by itself; None where none does."""
+    alone = [gate.seconds(gate.amount(calls), now) or 0.0 for gate in gates]
+    return alone.index(max(alone)) if any(alone) else None
+
+
 def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True) -> float:
     """For how many seconds a call is charged before it ages that takes so long from its release; 0
     where nobody knows. `late`: how long after its slot it is sent; `is_told`: whether workers tell

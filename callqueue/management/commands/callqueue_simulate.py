@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -43,9 +42,8 @@ class Command(CallQueueCommand):
         conf.current().rule(rule)
         now, gates = _idle_gates(using, options)
         passed = estimate.seconds(gates, calls, now) or 0.0
-        alone = [(gate.seconds(gate.amount(calls), now) or 0.0, gate) for gate in gates]
-        longest, slowest = max(alone, key=itemgetter(0), default=(0.0, None))
-        binding = slowest.limit.label if slowest and longest else None
+        place = estimate.slowest(gates, calls, now)
+        binding = None if place is None else gates[place].limit.label
         seconds = round(passed + estimate.WAY_S + latency, 3) if calls else 0.0
         if options["json"]:
             found = {"rule": rule, "calls": calls, "seconds": seconds, "binding_limit": binding}
