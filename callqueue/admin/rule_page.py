@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf
 from callqueue.admin import dashboard, rule_actions
@@ -38,6 +38,13 @@ WIDTH, HEIGHT = 620, 130  # of a chart
 LEFT, TOP, BOTTOM = 56, 10, 22  # room for its axes
 EVERY = 16  # stretches from one time on its axis to the next
 COUNTS = ("sent", "done", "failed", "throttled")
+WHY_NO_ESTIMATE = {
+    "no_dispenser": gettext_lazy("no estimate: no dispenser runs"),
+    "no_workers": gettext_lazy("no estimate: no worker takes its calls"),
+    "held": gettext_lazy("no estimate: held until someone resumes it"),
+    "stuck": gettext_lazy("no estimate: nothing is sent"),
+    "no_pace": gettext_lazy("no estimate: how fast calls are answered is not known yet"),
+}
 
 
 def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
@@ -94,8 +101,9 @@ def _figures(rule: RuleLook) -> list[tuple[str, str]]:
 
 
 def done_in_words(rule: RuleLook, seconds: float | None) -> str:
+    """When a backlog is done, in words; or why nobody can say."""
     if seconds is None:
-        return _("no estimate")
+        return str(WHY_NO_ESTIMATE.get(rule.why_unknown, _("no estimate")))
     at = words.in_so_long(rule.shown(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
 

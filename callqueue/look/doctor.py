@@ -22,6 +22,7 @@ from callqueue import conf, database, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger import settings as shared_settings
+from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.in_force import opinion_of
 from callqueue.look import Look, alive, look, notes
 from callqueue.look.notes import BAD
@@ -358,18 +359,26 @@ def _calls(facts: Facts) -> str:
 
 
 def _ledger(facts: Facts) -> str:
-    using = facts.using
+    """One put back to an earlier state knows no latest calls, and would make some again."""
+    signs, using = [], facts.using
     reading, skew = ledger_time.read(using), timedelta(seconds=SKEW_S)
     newest = tables.attempts(using).order_by("-pk").values_list("released_at", flat=True)[:100]
     is_ahead = any(at > from_us(reading.at) + skew for at in newest)
-    is_ahead |= any(one.at > from_us(reading.wall) + skew for one in facts.look.signs)
-    if is_ahead:
+    if is_ahead or any(one.at > from_us(reading.wall) + skew for one in facts.look.signs):
+        signs.append("it has rows from the future: the database's clock has been set back")
+    lately = LedgerNow() - timedelta(hours=1)
+    if held := tables.holds(using).filter(source="restored", until__gt=lately).count():
+        signs.append(
+            f"a dispenser found its last sign of life gone and held {held} rules: "
+            "the ledger was put back in time"
+        )
+    if signs:
         raise Wrong(
-            "it has rows from the future: the database's clock has been set back",
+            "; ".join(signs),
             "run `manage.py callqueue_pause RULE --for` one full window for every rule "
             f"before anything goes out; see {page('how-to/upgrade.md')}",
         )
-    return "nothing in it is in the future"
+    return "nothing in it is in the future, and it was not put back"
 
 
 Examination = Callable[[Facts], str]  # the detail where all is well; Wrong where it is not

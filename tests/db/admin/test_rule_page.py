@@ -133,7 +133,7 @@ def test_it_says_what_is_wrong_and_nothing_of_other_rules(rules: Rules, root: Cl
     assert [str(state) for state, _ in shown.context["states"]] == ["no dispenser", "held"]
     assert shown.context["notes"][0].text.startswith("No dispenser runs")
     assert "other" not in " ".join(one.text for one in shown.context["notes"])
-    assert shown.context["ends"] == "no estimate"
+    assert shown.context["ends"] == "no estimate: no dispenser runs"
 
 
 def test_a_name_may_be_anything(rules: Rules, root: Client) -> None:

@@ -18,7 +18,7 @@ from callqueue.ledger import ledger_time
 from callqueue.look import doctor
 from callqueue.look.doctor import Check, Facts, examined
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, CallQueue, DispenserState
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from callqueue.testing import run_callqueue
 from tests.celery_app import app
 from tests.db.commands import run
@@ -235,10 +235,17 @@ def test_clocks_that_disagree_and_a_standby_are_told(monkeypatch: pytest.MonkeyP
 def test_a_ledger_from_the_future_is_told_and_a_clock_that_was_set_long_ago_makes_none(
     set_by: int,
 ) -> None:
+    """Rules that a dispenser held after a restore are a sign for an hour."""
     move_ledger(set_by)
     recovery.beat("default", "d:1", "steady", digest="one")
     send("r")
     release()
+    assert found("ledger").ok
+    until = ledger_time.now("default") - timedelta(minutes=30)
+    hold = Hold.objects.create(rule="r", per="rule", until=until, source="restored")
+    assert_wrong(found("ledger"), "held 1 rules", "one full window")
+    hold.until -= timedelta(hours=1)
+    hold.save()
     assert found("ledger").ok
     ahead = ledger_time.now("default") + timedelta(minutes=5)
     DispenserState.objects.update(seen_at=ahead)
