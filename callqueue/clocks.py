@@ -42,6 +42,7 @@ FRESH = 20.0  # seconds for which a reading helps to narrow later ones
 DRIFT = 1e-4  # how much one clock may run faster than the other, as a share
 
 
+NEVER = Us(0)
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -54,15 +55,18 @@ def monotonic() -> Mono:
 
 @dataclass(frozen=True)
 class Reading:
-    """Ledger time `at` some moment between two instants of this process's monotonic time, and how
-    far the ledger was `moved` by then. Without a jump that nobody has dealt with, it goes on as
-    time does.
+    """Ledger time `at` some moment between two instants of this process's monotonic time, how far
+    the ledger was `moved` by then, and when somebody last said by what to go (`agreed_at`, the
+    count of all who did: `agreements`). Without a jump that nobody has dealt with, ledger time goes
+    on as time does.
     """
 
     at: Us
     before: Mono
     after: Mono
     moved: int = 0
+    agreements: int = 0
+    agreed_at: Us = NEVER
 
     @property
     def wall(self) -> Us:

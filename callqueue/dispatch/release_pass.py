@@ -398,15 +398,16 @@ def _lock(
     found = database.rows(using, _lock_sql(using, group), group)
     if len(found) < len(group):
         return None
-    reading = ledger_time.reading_of(using, before, *found[0][:2])
+    read = ledger_time.READ
+    reading = ledger_time.reading_of(using, before, *found[0][:read])
     rows = {
         rule: LockedRule(passes, served, database.loaded(memo), bool(corrected))
-        for _, _, _, rule, passes, served, memo, corrected, *_ in found
+        for rule, passes, served, memo, corrected, *_ in (row[read + 1 :] for row in found)
     }
     now = watch.credited(reading)
-    if now is None:
+    if now is None or not (watch.is_agreed or database.is_nested(using)):
         return None
-    if found[0][2] != book.version:
+    if found[0][read] != book.version:
         raise Outdated
     book = book.moved_by(reading.moved)
     # What such a pass has charged is not to be seen before it is committed, and perhaps it has no
@@ -424,8 +425,7 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {rules}.rule)"
     )
     return (
-        f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
-        f"{settings.version_sql(using)}, "
+        f"SELECT {ledger_time.reading_sql(using)}, {settings.version_sql(using)}, "
         f"rule, passes, served, memo, {is_corrected}"
         f"{database.within_idle_seconds(using, rule_rows.SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.placeholders(group)}) "

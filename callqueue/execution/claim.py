@@ -42,7 +42,7 @@ READS = (
 # the columns, each with its name in a row of both
 _OF_ATTEMPT = [(name, f"a.{name}") for name in OF_ATTEMPT]
 _OF_CALL = [(name, f"c.{name}") for name in READS]
-_READING = ("clock", "moved")  # what the statement selects of the clock
+_READING = ("moved", "agreements", "agreed_at", "clock")  # as `ledger_time.reading_sql` selects
 # seconds for which a begin whose answer was lost may come through yet
 DOUBT = 5.0
 # why a call cannot be made, where it is not for its own sake
@@ -153,7 +153,7 @@ def _has_more(using: str, attempt_ids: Sequence[int], worker: str, jobs: Sequenc
 def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
     columns, attempts, calls = _columns(using)
     sql = (
-        f"SELECT {columns.sql}, {database.clock_sql(using)}, {ledger_time.moved_sql(using)} "
+        f"SELECT {columns.sql}, {ledger_time.reading_sql(using)} "
         f"FROM {attempts} a JOIN {calls} c ON c.id = a.call_id "
         f"WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
     )
@@ -194,8 +194,8 @@ def _read_clock(
 ) -> tuple[Reading, datetime]:
     """The clock that the rows brought, narrowed by earlier readings; since when it is steady."""
     if rows:
-        shown, moved = (rows[0][name] for name in _READING)
-        reading = ledger_time.reading_of(using, before, shown, moved)
+        shown = [rows[0][name] for name in _READING]
+        reading = ledger_time.reading_of(using, before, *shown)
     else:
         reading = ledger_time.read(using)
     narrowed, steady_from = ledger_time.watch(using).take(reading)

@@ -6,7 +6,8 @@ monotonic ones seconds.
 
 If the clock is set forward, charges seem older than they are; if it is set back, they stay for
 hours. So whoever sees a jump first changes `moved` by as much, and mends what was written before
-anybody saw it.
+anybody saw it. Ledger time that is early is set back by whoever finds it so. Ledger time that is
+late is put forward only where nobody has agreed to it: who writes by it has agreed before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db.models import Case, DateTimeField, DurationField, ExpressionWrapper, F, Value, When
 from django.db.models.lookups import GreaterThan
@@ -29,15 +30,12 @@ from callqueue.ledger.rule_rows import SILENT
 from callqueue.limits.kinds import SECOND
 from callqueue.states import PERMIT
 
-# the keys of the two rows, whose sum is how far the ledger was moved: who writes an instant that
-# counts shares the first one until he has committed, so who only agrees adds to the other
+# the keys of the two rows: who writes an instant that counts shares the first one, how far the
+# ledger was moved, until he has committed, so who only agrees to what it shows writes the other
 ROW, OF_AGREED = 1, 2
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 OLD = 50.0  # seconds after which what clocks may drift apart is more than TOLERANCE
-# microseconds that readings of two processes may be apart in what they make of a jump
-MISSED = SECOND
-AGREED = 1  # microseconds by which ledger time is set back to tell all that it stays as it is
-JUMPS = 1000  # of what it is moved by for a jump this is the unit, in microseconds
+AGREEING = SECOND  # microseconds in which others see that somebody has agreed
 # what lies so far in the future was written before the clock was set back: no statement that writes
 # an instant waits for as long
 AHEAD = timedelta(seconds=60)
@@ -81,8 +79,19 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     """
     is_held = held and not database.is_nested(using)
     sharing = database.dialect(using).sharing if is_held else ""
-    one = f"SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id ="
-    return f"(({one} {ROW}{sharing}) + COALESCE(({one} {OF_AGREED}), 0))"
+    return f"(SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id = {ROW}{sharing})"
+
+
+def reading_sql(using: str, *, held: bool = False) -> str:
+    """The columns of a SELECT that `reading_of` takes. `held`: as for `moved_sql`."""
+    agreed = f"FROM {tables.name(using, 'LedgerState')} WHERE id = {OF_AGREED})"
+    return (
+        f"{moved_sql(using, held=held)}, (SELECT agreements {agreed}, "
+        f"(SELECT agreed_at {agreed}, {database.clock_sql(using)}"
+    )
+
+
+READ = 4  # so many columns
 
 
 def _moved_or_0_sql(using: str) -> str:
@@ -96,25 +105,29 @@ def read(using: str) -> Reading:
 
 def _read(using: str) -> Reading:
     before = clocks.monotonic()
-    [(shown, moved)] = database.rows(
-        using, f"SELECT {database.clock_sql(using)}, {moved_sql(using)}"
-    )
-    return reading_of(using, before, shown, moved)
+    [shown] = database.rows(using, f"SELECT {reading_sql(using)}")
+    return reading_of(using, before, *shown)
 
 
-def reading_of(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
-    """The reading of a statement that selected the clock, or None: SQLite's is this host's."""
+def reading_of(
+    using: str,
+    before: Mono,
+    moved: int | None,
+    agreements: int | None,
+    agreed_at: int | None,
+    shown: Any,
+) -> Reading:
+    """The reading of a statement that selected `reading_sql`. SQLite's clock is this host's."""
     wall = to_us(database.clock(using)) if shown is None else database.instant_us(shown)
-    return Reading(wall - (moved or 0), before, clocks.monotonic(), moved or 0)
+    at, agreed_at = wall - (moved or 0), Us(agreed_at or 0)
+    return Reading(at, before, clocks.monotonic(), moved or 0, agreements or 0, agreed_at)
 
 
 def read_held(using: str, *, lazily: bool = False) -> Reading:
     """A reading in a transaction, until whose end nobody moves the ledger."""
     before, more = clocks.monotonic(), ends_sql(using, lazily=lazily)
-    [(moved, shown, *_)] = database.rows(
-        using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}{more}"
-    )
-    return held_reading_of(using, before, shown, moved)
+    [shown] = database.rows(using, f"SELECT {reading_sql(using, held=True)}{more}")
+    return held_reading_of(using, before, *shown[:READ])
 
 
 def ends_sql(using: str, *, lazily: bool) -> str:
@@ -123,12 +136,12 @@ def ends_sql(using: str, *, lazily: bool) -> str:
     return f"{more}{database.within_idle_seconds(using, SILENT)}"
 
 
-def held_reading_of(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
-    """As `reading_of`, of one that selected `moved_sql(held=True)`, in a transaction."""
+def held_reading_of(using: str, before: Mono, moved: int | None, *shown: Any) -> Reading:
+    """As `reading_of`, of one that selected `reading_sql(held=True)`, in a transaction."""
     if moved is None:
         ensure_rows(using)
         return read_held(using)
-    reading = reading_of(using, before, shown, moved)
+    reading = reading_of(using, before, moved, *shown)
     return read(using) if _has_waited(using, reading) else reading
 
 
@@ -140,9 +153,19 @@ def _has_waited(using: str, reading: Reading) -> bool:
 
 
 def set_back(using: str, reading: Reading, by_us: int) -> Reading:
-    """Set ledger time back; the reading as it is then. With the rows of LedgerState locked."""
+    """Set ledger time back, and by a microsecond more: no two moves make up for each other unseen.
+    The reading as it is then. With the rows of LedgerState locked.
+    """
+    by_us += 1
     tables.ledger_state(using).filter(pk=ROW).update(moved=F("moved") + by_us)
     return replace(reading, at=reading.at - by_us, moved=reading.moved + by_us)
+
+
+def _agree(using: str, reading: Reading) -> Reading:
+    """Say that this is what to go by; the reading as it is then. With the row OF_AGREED locked."""
+    own = tables.ledger_state(using).filter(pk=OF_AGREED)
+    own.update(agreements=F("agreements") + 1, agreed_at=reading.at)
+    return replace(reading, agreements=reading.agreements + 1, agreed_at=reading.at)
 
 
 def ensure_rows(using: str) -> None:
@@ -157,45 +180,36 @@ class Jumped(Exception):
     """The clock has jumped, or may have before this process's first reading: settle, try again."""
 
 
-class Late(NamedTuple):
-    """Others have set ledger time back too far, or the clock was since: nobody has followed."""
-
-    since: Mono  # found first
-    by: int  # microseconds below 0
-    reading: Reading  # by which it was found last
-
-
 class Watch:
     """This process's last reading of one database's clock, by which the next one is judged."""
 
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
-        # when the first had been made, which may have had to connect; or the first after so long
-        # that drift may hide a jump
+        # since when it is new: its first reading, which may have had to connect, the one by which
+        # it took over what others say, or the first after so long that drift may hide a jump
         self.since: Mono | None = None
-        self._moved_then: int | None = None  # how far the ledger was when that one was made
+        self._agreements_then = 0  # when that one was made
+        self._must_settle = False  # before it agrees: it is new for the second time
         self.narrowed = ClockEstimate()
         self.steady_from: Us | None = None
         self._suspicious = False
-        self._late: Late | None = None
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
-        """Read the clock; after a jump, have ledger time go on as it did. Not in a transaction."""
+        """Read the clock; after a jump, have ledger time go on as it did. Not in a transaction.
+        By how much it was off: microseconds.
+        """
         with self._looking:
-            reading, last = read(self.using), self.last
+            reading = read(self.using)
             self._doubt(reading)
-            jump = last.jump_to(reading) if last else 0
-            suspicious = False
-            if last and (jump or self._put_forward(reading)):
-                reading, suspicious = self._follow(last)
-            self._suspicious = suspicious
+            off = self._off(reading)
+            followed = self._follow() if off else reading
             with self._keeping:
-                if not self._suspicious:
-                    self._late = None
-                    self._keep(reading)
-            return jump
+                self._suspicious = followed is None
+                if followed is not None:
+                    self._keep(followed)
+            return off
 
     def settle(self) -> None:
         """Look until this process is old enough to know what a jump is. Within somebody's
@@ -221,8 +235,7 @@ class Watch:
         """
         with self._keeping:
             last = self.last
-            jumped = last is not None and (last.jump_to(reading) or self._put_forward(reading))
-            if jumped or self._doubt(reading):
+            if self._off(reading) or self._doubt(reading):
                 self._suspicious = True
                 return None
             self._keep(reading)
@@ -234,9 +247,7 @@ class Watch:
         An instant that was written before that may be by a wrong time. A jump is left for a look.
         """
         with self._keeping:
-            last = self.last
-            jumped = last is not None and last.jump_to(reading) != 0
-            jumped |= self._put_forward(reading) > 0
+            last, jumped = self.last, self._off(reading) != 0
             self._suspicious |= jumped
             is_next = last is not None and reading.after - last.before <= clocks.FRESH
             if self.steady_from is None or jumped or not is_next:
@@ -244,31 +255,34 @@ class Watch:
             return reading if jumped else self._keep(reading), self.steady_from
 
     def agree(self) -> None:
-        """Say that ledger time stays as it is, where nobody has since this process came; shorten
-        what a clock that was set back unseen has left in the future. Not in a transaction.
+        """Agree to ledger time as it is, where nobody has since this process came; mend what a
+        clock that was set back unseen has left in the future. Not in a transaction.
         """
-        if self.is_agreed or self.last is None:
+        if self.is_agreed or self.last is None or (self._must_settle and self.settles_in()):
             return
-        self.look()  # what it read long ago says nothing of a jump since
-        if self.is_agreed or self._suspicious:
-            return
-        own = tables.ledger_state(self.using).filter(pk=OF_AGREED)
-        if not own.update(moved=F("moved") + AGREED):
-            ensure_rows(self.using)  # it may be the very first
-            own.update(moved=F("moved") + AGREED)
-        self.look()
-        if self.is_agreed and not self._suspicious:  # else the clock was set back just then
-            with database.writing(self.using):
-                database.end_if_silent(self.using, SILENT)
-                _shorten_what_is_ahead(self.using, self.last)
+        with database.writing(self.using):
+            database.end_if_silent(self.using, SILENT)
+            own = tables.ledger_state(self.using).filter(pk=OF_AGREED)
+            if not list(database.locked(own, wait=True)):
+                ensure_rows(self.using)  # it may be the very first
+                list(database.locked(own, wait=True))
+            reading = read(self.using)  # what it read long ago says nothing of a jump since
+            if self.credited(reading) is None or self.is_agreed:
+                return
+            reading = _agree(self.using, reading)
+        with self._keeping:
+            self._keep(reading)
+        with database.writing(self.using):
+            database.end_if_silent(self.using, SILENT)
+            _mend_what_is_ahead(self.using, reading)
 
     @property
     def is_agreed(self) -> bool:
-        """Whether somebody has moved the ledger since this process came, or said that it stays.
-        Before that it writes nothing that counts: who has looked before a jump that came before
-        this process, and not since, would take ledger time back to where that is too early.
+        """Whether somebody has agreed to ledger time since this process came. Before that it writes
+        nothing that counts: who has looked before a jump that came before this process, and not
+        since, would put ledger time forward, and what it wrote would be too early.
         """
-        return self.last is not None and self.last.moved != self._moved_then
+        return self.last is not None and self.last.agreements != self._agreements_then
 
     @property
     def wants_look(self) -> bool:
@@ -282,77 +296,90 @@ class Watch:
             self.look()
         return max(0.0, (self.since or 0.0) + SETTLED - clocks.monotonic())
 
-    def _follow(self, last: Reading) -> tuple[Reading, bool]:
-        """Have ledger time go on as it did; the reading, and whether it is too early to judge."""
+    def _is_new(self, off: int, last: Reading, reading: Reading) -> bool:
+        """Whether what it saw last may have been in nobody's time, or drift may have hidden a jump:
+        others deal with that, or have done so meanwhile.
+        """
+        age = reading.before - (self.since or 0.0)
+        if self._is_doubtful or last.before - (self.since or 0.0) > SETTLED:
+            return age <= SETTLED
+        if off > 0:
+            return age <= (SETTLED if last.moved == reading.moved else 2 * SETTLED)
+        return age <= SETTLED or last.agreements != reading.agreements
+
+    @property
+    def _is_doubtful(self) -> bool:
+        return self.last is not None and self.since is not None and self.last.after < self.since
+
+    def _off(self, reading: Reading) -> int:
+        """By how many microseconds ledger time is early; below 0: late; 0: it goes on as it did.
+
+        It is early, too, where others have agreed to a time that was late, and it is late no more:
+        what they wrote was written no earlier than when they agreed.
+        """
+        if (last := self.last) is None:
+            return 0
+        off = last.jump_to(reading)
+        is_new = reading.agreements > last.agreements
+        if is_new and reading.agreed_at < last.at - AGREEING:
+            is_late_no_more = replace(last, at=reading.agreed_at).jump_to(reading) > 0
+            off = max(off, reading.at - reading.agreed_at) if is_late_no_more else off
+        return off
+
+    def _follow(self) -> Reading | None:
+        """Have ledger time go on as it did, or take over what others say; the reading then. None
+        where it is left to others.
+        """
         # The lock keeps off all who write an instant that is counted, but for passes. Those write
         # by no wrong time, and one that is frozen would keep back everybody.
         with database.writing(self.using):
             database.end_if_silent(self.using, SILENT)
             ensure_rows(self.using)
             list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True))
-            reading = read(self.using)
-            by = self._unfollowed(last, reading)
+            reading, last = read(self.using), self.last
+            off = self._off(reading)
+            if not off or last is None:
+                return reading
+            is_new = self._is_new(off, last, reading)
+            if is_new and self._is_doubtful:
+                return None
+            by = self._to_set_back(off, last, reading, is_new=is_new)
             if by:
-                jump = Jump.between(last, reading, by)
-                # No two moves make up for each other, so that whoever was away sees that some were.
-                more = AGREED if by != AGREED else 0
-                reading = set_back(self.using, reading, by + more)
-                if by == AGREED:
-                    if self._has_been_late():
-                        _end_charges(self.using, from_us(reading.at))
-                    _shorten_what_is_ahead(self.using, reading)
-                else:
-                    mend(self.using, jump, reading)
-        if by and by != AGREED:
+                jump, reading = Jump.between(last, reading, by), set_back(self.using, reading, by)
+                mend(self.using, jump, reading)
+            if by > 0 or not (by or is_new):
+                reading = _agree(self.using, reading)
+            if not by and not is_new:
+                _mend_what_is_ahead(self.using, reading)
+        if by:
             events.emit("clock_jumped", seconds=by / SECOND)
-            if by > 0 and (late_by := last.jump_to(reading)) < 0:
-                self._late = Late(reading.before, late_by, reading)
-                return reading, True
-        return reading, by is None
+        with self._keeping:
+            self._begin_anew(reading, is_new=is_new)
+        return reading
 
-    def _unfollowed(self, last: Reading, reading: Reading) -> int | None:
-        """By how much ledger time is to be set back; None where it is too early to tell.
+    def _to_set_back(self, off: int, last: Reading, reading: Reading, *, is_new: bool) -> int:
+        """By how much ledger time is to be set back; 0: it is taken over as it is.
 
-        Who is new may have come after a jump that others still deal with. It takes over what they
-        say and is new once more, unless the clock was set forward before its eyes: whether it was
-        set back, too, is in what they say or will be. If nobody moves it for a while, there are no
-        others. Who is not new goes by what it saw. Where others have moved ledger time and it is
-        late now, they erred, or the clock was set back since. To make up for that would leave what
-        others have written meanwhile too early: once all have had the time to see it, all are told
-        to leave it (AGREED).
+        Early: at once. Who is new may have come while it was late: that others have put it forward
+        since is no error. Late: put forward by who is not new, where nobody has agreed since the
+        clock was set back. What others have written by it would be too early.
         """
-        by, since = -(-last.jump_to(reading) // JUMPS) * JUMPS, self.since or 0.0
-        if forward := self._put_forward(reading):
-            return max(by, -(-forward // JUMPS) * JUMPS)
-        if last.moved == reading.moved:
-            return None if by and reading.before - since <= SETTLED else by
-        seen = last.jump_to(replace(reading, at=reading.wall - last.moved))
-        is_new = last.before - since <= SETTLED and reading.before - since <= 2 * SETTLED
-        if is_new and seen <= 0:
-            self.since = None
-            return 0
-        if by >= 0:
-            return by
-        late = self._late or Late(reading.before, by, reading)
-        is_same = abs(by - late.by) <= clocks.TOLERANCE
-        if reading.before - late.reading.before > SETTLED or not is_same:
-            late = Late(reading.before, by, reading)  # meanwhile it was not, or by something else
-        self._late = late._replace(by=by, reading=reading)
-        return AGREED if by >= -MISSED or self._has_been_late() else None
+        if off > 0:
+            by = off - max(0, last.moved - reading.moved) if is_new else off
+            return by if by > clocks.TOLERANCE else 0
+        was_agreed = last.at <= reading.agreed_at and reading.at < reading.agreed_at
+        is_agreed = reading.agreements != last.agreements and not was_agreed
+        return 0 if is_new or is_agreed else off
 
-    def _has_been_late(self) -> bool:
-        """Whether ledger time was late for so long that all who run have seen it."""
-        return self._late is not None and self._late.reading.before - self._late.since > SETTLED
+    def _begin_anew(self, reading: Reading, *, is_new: bool) -> None:
+        """Go by this from now on; `is_new`: as who has just come."""
+        self.last, self.steady_from, self.narrowed = reading, None, ClockEstimate()
+        if is_new:
+            self._be_new(reading)
 
-    def _put_forward(self, reading: Reading) -> int:
-        """By how much the clock was set forward since ledger time was found late, and nobody has
-        followed: what others have written by the late time would be too early.
-        """
-        if self._late is None:
-            return 0
-        late = self._late.reading
-        clock = late.jump_to(replace(reading, at=reading.wall - late.moved))
-        return max(0, min(clock, late.jump_to(reading)))
+    def _be_new(self, reading: Reading) -> None:
+        self._must_settle = self.since is not None
+        self.since, self._agreements_then = reading.after, reading.agreements
 
     def _keep(self, reading: Reading) -> Reading:
         if self.last is not None and self.last.moved != reading.moved:
@@ -360,15 +387,20 @@ class Watch:
         self._doubt(reading)
         self.last = self.narrowed.add(reading)
         if self.since is None:
-            self.since, self._moved_then = reading.after, reading.moved
+            self._be_new(reading)
         return self.last
 
     def _doubt(self, reading: Reading) -> bool:
-        """Whether it is new from now on, and leaves jumps to others: drift may hide one by now."""
+        """Whether it is new from now on, and leaves jumps to others: drift may hide one by now, or
+        what it read while it was new, before others moved the ledger, was in nobody's time.
+        """
         last, since = self.last, self.since
-        is_old = last is not None and reading.after - last.before > OLD
-        if last and since is not None and is_old and since <= last.after and last.is_off(reading):
-            self.since, self._moved_then = reading.after, reading.moved
+        if last is None or since is None or self._is_doubtful:
+            return False
+        is_old = reading.after - last.before > OLD and last.is_off(reading)
+        was_new = last.before - since <= SETTLED and last.moved != reading.moved
+        if is_old or (was_new and not self._off(reading)):
+            self._be_new(reading)
             return True
         return False
 
@@ -441,7 +473,10 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
 
     right(tables.attempts(using).open(), "started_at", "lease_until")
     # Ledger time may be late by what readings erred: what ended just now would count for longer.
-    _end_charges(using, now, ahead=timedelta(microseconds=jump.doubt + clocks.TOLERANCE))
+    rules = list(tables.rule_states(using).values_list("pk", flat=True))
+    late = now + timedelta(microseconds=jump.doubt + clocks.TOLERANCE)
+    charged = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
+    charged.filter(finished_at__lte=late).update(**_ended(now))
     right(tables.dispensers(using), "seen_at")
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
@@ -449,28 +484,23 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
         _bring_back(using, jump, reading)
 
 
-def _end_charges(using: str, now: datetime, *, ahead: timedelta | None = None) -> None:
-    """Have charges that end in the future end now, those that do so by no more than `ahead`."""
-    rules = list(tables.rule_states(using).values_list("pk", flat=True))
-    rows = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
-    if ahead is not None:
-        rows = rows.filter(finished_at__lte=now + ahead)
-    sent_at = Case(When(sent_at__gt=now, then=Value(now)), default=F("sent_at"))
-    rows.update(finished_at=now, sent_at=sent_at)
-
-
-def _shorten_what_is_ahead(using: str, last: Reading) -> None:
-    """Where ledger time stays late after the clock was set back, have leases and holds last from
-    now on, for as long as they were to. Each once, whoever else does this too. Nothing is done
-    where the clock was set since the `last` reading. In a transaction that a freeze ends.
+def _mend_what_is_ahead(using: str, last: Reading) -> None:
+    """Where ledger time stays late after the clock was set back, have charges end now, and leases
+    and holds last from now on, for as long as they were to. Each once, whoever else does this too.
+    Nothing is done where the clock was set since the `last` reading. In a transaction that a freeze
+    ends.
 
     Now is when each statement runs, and no earlier than what is read here: whoever is frozen in
-    between takes nothing for the future that has begun meanwhile.
+    between takes nothing for the future that has begun meanwhile. A charge that ends now leaves no
+    room: who was away finds that others have agreed to a time that is earlier by more than that.
     """
     seen = read(using)
     if last.jump_to(seen):
         return
     now, ahead, least = LedgerNow(), LedgerNow() + AHEAD, Value(from_us(seen.at) + AHEAD)
+    rules = list(tables.rule_states(using).values_list("pk", flat=True))
+    charged = tables.attempts(using).filter(rule__in=rules, finished_at__gt=ahead)
+    charged.filter(finished_at__gt=least).update(**_ended(now))
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
@@ -484,6 +514,13 @@ def _shorten_what_is_ahead(using: str, last: Reading) -> None:
     longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
     longer = longer.filter(GreaterThan(_since_now("released_at"), lasts))
     longer.update(lease_until=F("lease_until") - _since_now("released_at"))
+
+
+def _ended(now: Any) -> dict[str, Any]:
+    return {
+        "sent_at": Case(When(sent_at__gt=now, then=now), default=F("sent_at")),
+        "finished_at": now,
+    }
 
 
 def _since_now(name: str) -> Any:

@@ -39,6 +39,9 @@ RECOUNT = 3600 * SECOND
 # while former rules' attempts count, a tally is counted anew so often in a window, and nothing
 # taken away between
 FORMER = 100
+# microseconds that ledger time may be late by after a jump of the clock; by more, what has left is
+# not known any more (`ledger_time.AHEAD`)
+BACK = 30 * SECOND
 LATE = 5 * SECOND  # how much later than it ended an attempt may be seen to have ended
 Scope = tuple[str, str]  # a budget's id, and the value of its `per` ("" for per="rule")
 MARGIN = 60 * SECOND  # that an attempt is kept beyond that
@@ -184,7 +187,8 @@ class Tallies:
             self.of(value).used += cost
 
     def is_current(self, known: Kept) -> bool:
-        return known.has_former or self.horizon() - known.left <= longest_gap(self.limit)
+        behind = self.horizon() - known.left
+        return known.has_former or -BACK <= behind <= longest_gap(self.limit)
 
     def find_next(self) -> Us:
         """When more may leave than is known now. At most one statement."""

@@ -143,13 +143,13 @@ def calls_to_end(
         using,
         "SELECT id, status, last_attempt, callback, "
         "CASE WHEN due_at_dt > dispatched_at_dt THEN due_at_dt END, "
-        f"{ledger_time.moved_sql(using, held=True)}, {database.clock_sql(using)}{more} "
+        f"{ledger_time.reading_sql(using, held=True)}{more} "
         f"FROM {tables.name(using, 'CallQueue')} WHERE id IN ({database.listed(pks)}) "
         f"ORDER BY id{database.skip_locked(using)}",
     )
     if found:
-        moved, shown = found[0][5:7]
-        reading = ledger_time.held_reading_of(using, before, shown, moved)
+        shown = found[0][5 : 5 + ledger_time.READ]
+        reading = ledger_time.held_reading_of(using, before, *shown)
     else:
         reading = ledger_time.read_held(using, lazily=lazily)
     return {

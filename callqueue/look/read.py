@@ -115,14 +115,14 @@ def _rule(known: _Known, name: str) -> RuleLook:
 def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
     """Now; how far the ledger was moved; until when ends are summed; the version; signs of life."""
     sql = (
-        f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
+        f"SELECT {ledger_time.reading_sql(using)}, "
         f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "
         "name, seen_at, kind, digest, broker "
         f"FROM (SELECT 1 AS here) AS moment LEFT JOIN {tables.name(using, 'DispenserState')} "
         "ON here = 1 ORDER BY seen_at DESC"
     )
     before, found = clocks.monotonic(), rows(using, sql)
-    *shown, until, version = found[0][:4]
+    *shown, until, version = found[0][: ledger_time.READ + 2]
     reading = ledger_time.reading_of(using, before, *shown)
     signs = [
         alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)

@@ -194,7 +194,7 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     # The clock may have jumped when it was given, and it was put right once somebody knew: as what
     # was written while he was about it.
     by = ledger_time.moved(using) - last.moved
-    is_mended = abs(by) >= ledger_time.JUMPS
+    is_mended = by != 0
     right = last.at - max(0, by) * MICROSECOND - (MENDING if is_mended else timedelta(0))
     if seen < right:
         return True

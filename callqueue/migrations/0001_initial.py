@@ -115,6 +115,8 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.PositiveSmallIntegerField(primary_key=True, serialize=False)),
                 ("moved", models.BigIntegerField(default=0)),
+                ("agreements", models.BigIntegerField(default=0)),
+                ("agreed_at", models.BigIntegerField(default=0)),
             ],
             options={
                 "default_permissions": (),

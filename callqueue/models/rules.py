@@ -31,10 +31,14 @@ class RuleState(models.Model):
 
 
 class LedgerState(models.Model):
-    """How far ledger time is behind the clock, in two rows: see `ledger.ledger_time.ROW`."""
+    """How far ledger time is behind the clock, and in a row of its own when somebody last said by
+    what to go: see `ledger.ledger_time.ROW`. Microseconds.
+    """
 
     id = models.PositiveSmallIntegerField(primary_key=True)
-    moved = models.BigIntegerField(default=0)  # microseconds
+    moved = models.BigIntegerField(default=0)
+    agreements = models.BigIntegerField(default=0)
+    agreed_at = models.BigIntegerField(default=0)  # of ledger time, since the epoch
 
     class Meta:
         default_permissions = ()

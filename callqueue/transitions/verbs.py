@@ -21,7 +21,7 @@ from callqueue import callbacks, clocks, database, events, states, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time, ready_calls
-from callqueue.ledger.ledger_time import JUMPS, LedgerNow, moved_sql
+from callqueue.ledger.ledger_time import LedgerNow, moved_sql
 from callqueue.ledger.transaction import (
     Locked,
     as_ending,
@@ -79,11 +79,11 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
     One that somebody has locked is passed over. Each row has "pk" first.
 
     `moved`: how far the ledger was moved when the clock was read for them. It is part of the fence:
-    who finds a jump mends the leases that are there by then. Less than JUMPS is no jump.
+    who finds a jump mends the leases that are there by then.
     """
     fence = (
         "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL "
-        f"AND ABS(COALESCE({moved_sql(using, held=True)}, 0) - %s) < {JUMPS}"
+        f"AND COALESCE({moved_sql(using, held=True)}, 0) = %s"
     )
     ids = {row["pk"] for row in rows}
     if database.update_free(tables.CallAttempt, using, rows, fence, [worker, moved]) == len(ids):

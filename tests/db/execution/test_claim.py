@@ -117,9 +117,9 @@ def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rule
 FORGED = [10**30, -(10**30), 2**63, 0, -1, "1", "x", None, 1.5, float("nan"), [], {}, "\0"]
 
 
-@pytest.mark.parametrize(("by", "begins"), [(3_600_000_000, False), (ledger_time.AGREED, True)])
+@pytest.mark.parametrize(("what", "begins"), [("moved", False), ("agreements", True)])
 def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch, by: int, begins: bool
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, what: str, begins: bool
 ) -> None:
     """Its lease would be by the clock as it was, and be over before the call is sent. Where a
     process has come and agreed to ledger time, that is as it was.
@@ -131,7 +131,7 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
     takes = claim.transitions.begin
 
     def moved_first(*given: Any) -> set[int]:
-        LedgerState.objects.filter(pk=ledger_time.ROW).update(moved=F("moved") + by)
+        LedgerState.objects.update(**{what: F(what) + 3_600_000_000})
         return takes(*given)
 
     monkeypatch.setattr(claim.transitions, "begin", moved_first)
