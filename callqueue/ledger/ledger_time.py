@@ -35,7 +35,7 @@ from callqueue.states import PERMIT
 ROW, OF_AGREED = 1, 2
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 OLD = 50.0  # seconds after which what clocks may drift apart is more than TOLERANCE
-AGREEING = SECOND  # microseconds in which others see that somebody has agreed
+AGREEING = (SILENT + 1) * SECOND  # microseconds in which others see that somebody has agreed
 # what lies so far in the future was written before the clock was set back: no statement that writes
 # an instant waits for as long
 AHEAD = timedelta(seconds=60)
