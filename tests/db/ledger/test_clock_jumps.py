@@ -502,84 +502,6 @@ def test_a_clock_that_is_set_back_and_forward_before_all_have_looked_ends_no_cha
     assert released(two_clocks) == 20
 
 
-def test_who_was_frozen_while_it_found_the_clock_set_back_gives_others_the_time_to_see_it_again(
-    two_clocks: Clocks, others: Others
-) -> None:
-    """What it found was put right meanwhile; and the clock was set back once more just before it
-    woke, and forward just after.
-    """
-    look_twice_a_second(two_clocks, others, 2, "dispenser", "worker")
-    others.be("dispenser").settle()
-    others.be("worker").settle()
-    used_up(two_clocks)
-    for back in (-50, -3600):
-        others.be("newcomer").look()
-        look_twice_a_second(two_clocks, others, 1, "dispenser")
-        others.be("newcomer").settle()
-        others.watches.pop("newcomer")
-        others.be("dispenser").look()
-        two_clocks.jump(back)
-        others.be("worker").look()
-        two_clocks.pass_by(0.1)
-        two_clocks.jump(-back)
-        others.be("dispenser").look()
-        two_clocks.pass_by(0.4)
-    assert released(two_clocks) == 0
-
-
-@pytest.fixture
-def mistaken(two_clocks: Clocks, others: Others) -> Callable[[], None]:
-    """Has one that read the clock first just after it was set back, and not since, take ledger time
-    for early: it sets it back.
-    """
-    look_twice_a_second(two_clocks, others, 2, "dispenser")
-    others.be("dispenser").settle()
-    two_clocks.jump(-3600)
-    others.be("newcomer").look()
-    others.be("third").look()
-    look_twice_a_second(two_clocks, others, 3, "dispenser", "third")
-    others.be("third").settle()
-
-    def looks() -> None:
-        before = two_clocks.ledger
-        others.be("dispenser").look()
-        others.be("newcomer").look()
-        assert 3599 < (before - two_clocks.ledger).total_seconds() < 3601
-
-    return looks
-
-
-@pytest.mark.parametrize("forward", [3590, 3600])
-def test_who_sets_ledger_time_back_by_mistake_ends_no_charge(
-    two_clocks: Clocks, others: Others, mistaken: Callable[[], None], forward: float
-) -> None:
-    """To others, a clock that is put forward just then makes up for it."""
-    used_up(two_clocks)
-    mistaken()
-    two_clocks.pass_by(0.2)
-    two_clocks.jump(forward)
-    others.be("dispenser")
-    assert released(two_clocks) == 0
-
-
-@pytest.mark.parametrize("back", [-50, -3600])
-def test_who_sees_the_clock_set_back_makes_up_for_no_mistake_of_others(
-    two_clocks: Clocks, others: Others, mistaken: Callable[[], None], back: float
-) -> None:
-    """What they have written by that would be too old."""
-    assert released(two_clocks) == 20
-    others.be("dispenser").look()
-    mistaken()
-    two_clocks.pass_by(0.1)
-    others.be("newcomer")
-    answer_all(two_clocks)
-    two_clocks.pass_by(0.1)
-    two_clocks.jump(back)
-    others.be("dispenser").look()
-    for _ in range(10):
-        assert released(two_clocks) == 0
-
-
 @pytest.mark.parametrize("jump", [-1.5, -3600])
 @pytest.mark.parametrize("slept", [0.1, 5])
 def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
@@ -722,24 +644,6 @@ def test_a_clock_that_is_put_forward_again_while_ledger_time_is_late_makes_nothi
     others.look("dispenser", times=4, then=0.3)
     assert 590 < (Hold.objects.get().until - two_clocks.ledger).total_seconds() < 600
     assert not others.be("dispenser").wants_look
-
-
-def test_who_was_away_sees_that_ledger_time_was_moved_though_it_was_by_as_much_to_and_fro(
-    two_clocks: Clocks, others: Others
-) -> None:
-    """Else it puts ledger time forward at once, and what others have written is too early."""
-    others.look("dispenser", then=1)
-    others.be("dispenser").settle()
-    others.look("dispenser", "away", times=3, then=0.4)
-    two_clocks.jump(-3600)
-    others.look("newcomer", "dispenser", "away")
-    two_clocks.jump(-3600)
-    others.look("dispenser", times=4, then=0.41)
-    others.look("newcomer")  # it finds that ledger time is early by what it read first
-    holds.lay("default", ["r"], "key", "k", timedelta(seconds=600), "", source="operator")
-    until = Hold.objects.get().until - two_clocks.ledger
-    others.look("away")
-    assert Hold.objects.get().until - two_clocks.ledger == until
 
 
 def test_a_hold_that_was_made_longer_since_the_clock_was_set_back_gets_no_shorter(
