@@ -264,10 +264,14 @@ class Ahead:
 
 def _count_ahead(call: CallQueue, book: Book, using: str) -> Ahead:
     pers = {b.limit.per for b in book.budgets[call.rule] if b.limit.is_keyed}
-    return Ahead(*_in_turns(call, using, pers)) if pers else Ahead(_in_order(call, using), {})
+    return (
+        Ahead(*_ahead_in_turns(call, using, pers))
+        if pers
+        else Ahead(_ahead_in_order(call, using), {})
+    )
 
 
-def _in_order(call: CallQueue, using: str) -> int:
+def _ahead_in_order(call: CallQueue, using: str) -> int:
     same = Q(priority=call.priority)
     parts = [
         Q(priority__gt=call.priority),
@@ -276,7 +280,7 @@ def _in_order(call: CallQueue, using: str) -> int:
     ]
     count = 0
     for ready in (True, False):
-        found = _waiting(call, using).filter(ready=ready)
+        found = _waiting_of_rule(call, using).filter(ready=ready)
         for part in parts:
             if not ready:  # what becomes due later than this one does not go before it
                 part &= Q(due_at_dt__lte=call.due_at_dt)
@@ -284,11 +288,13 @@ def _in_order(call: CallQueue, using: str) -> int:
     return count
 
 
-def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:
-    """Of each other key as many as of its own, and one; by value of each `per` too."""
-    higher = _by_key(call, using, "priority > %s")
-    same = _by_key(call, using, "priority = %s")
-    own = _waiting(call, using).filter(priority=call.priority, key=call.key)
+def _ahead_in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:
+    """How many calls go before it where keys take turns: of its priority at most one more of each
+    other key than of its own. And by `per`, how many of all share its value.
+    """
+    higher = _ready_by_key(call, using, "priority > %s")
+    same = _ready_by_key(call, using, "priority = %s")
+    own = _waiting_of_rule(call, using).filter(priority=call.priority, key=call.key)
     before = Q(due_at_dt__lt=call.due_at_dt) | Q(due_at_dt=call.due_at_dt, pk__lt=call.pk)
     mine = own.filter(before)[: CAP + 1].count()
     ahead = Counter(higher)
@@ -301,16 +307,17 @@ def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[st
     return ahead.total(), of_value
 
 
-def _by_key(call: CallQueue, using: str, which: str) -> Counter[str]:
+def _ready_by_key(call: CallQueue, using: str, priorities: str) -> Counter[str]:
+    """Ready calls of its rule by key; `priorities`: SQL whose one parameter is its own."""
     key = quoted(using, "key")
     found = rows(
         using,
         f"SELECT {key}, COUNT(*) FROM (SELECT {key} FROM {quoted(using, call._meta.db_table)} "
-        f"WHERE {READY} AND {which} LIMIT {CAP + 1}) ahead GROUP BY {key}",
+        f"WHERE {READY} AND {priorities} LIMIT {CAP + 1}) ahead GROUP BY {key}",
         [call.rule, call.priority],
     )
     return Counter({text: int(count) for text, count in found})
 
 
-def _waiting(call: CallQueue, using: str) -> Any:
+def _waiting_of_rule(call: CallQueue, using: str) -> Any:
     return type(call).objects.using(using).waiting().filter(rule=call.rule).order_by()

@@ -1,4 +1,6 @@
-"""Reads the keys of CALLQUEUE and notes what is wrong. No note repeats a value, maybe secret."""
+"""Reads the keys of CALLQUEUE and notes what is wrong. No note repeats a value, maybe secret,
+but for a dotted path.
+"""
 
 from __future__ import annotations
 
@@ -99,6 +101,7 @@ class Reader:
         return None if value is None else self.imported("ROUTER", value)
 
     def imported(self, key: str, value: Any) -> Any:
+        """The callable that it is or, a dotted path, names; None and a note where it is neither."""
         try:
             found = import_string(value) if isinstance(value, str) else value
         except Exception as error:

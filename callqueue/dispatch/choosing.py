@@ -99,14 +99,16 @@ def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int
     )
     answered = rows.filter(finished_at__gte=lately, started_at__isnull=False)
     begun = counts["begun"] + answered.order_by()[:SAMPLE].count()
-    is_silent = not begun and _is_silent(rows, now, lease)
-    return max(0, (1 if is_silent else trusted_count(lease) + begun) - counts["unbegun"])
+    is_unheard = not begun and _nobody_listens(rows, now, lease)
+    return max(0, (1 if is_unheard else trusted_count(lease) + begun) - counts["unbegun"])
 
 
-def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
-    """Whether an attempt was taken back lately, and none begun since it was released."""
+def _nobody_listens(attempts: Any, now: datetime, lease: float) -> bool:
+    """Whether it seems that no worker takes from a queue: one of its attempts was taken back
+    lately, and none was begun that was released since.
+    """
     since = now - timedelta(seconds=2 * lease + 10)
-    ended = rows.filter(
+    ended = attempts.filter(
         finished_at__gte=since, finished_at__gt=F("lease_until"), started_at__isnull=True
     )
     last = (
@@ -117,7 +119,7 @@ def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
     )
     if last is None:
         return False
-    shown = rows.filter(
+    shown = attempts.filter(
         Q(finished_at__isnull=True) | Q(finished_at__gte=last), started_at__gte=last
     )
     return not shown.exists()

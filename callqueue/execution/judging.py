@@ -22,7 +22,7 @@ from callqueue.clocks import Mono
 from callqueue.execution import claim, starvation
 from callqueue.execution.wire import Answer
 from callqueue.handlers import IDEMPOTENT
-from callqueue.limits.budgets import key_part, most_of
+from callqueue.limits.budgets import key_part, larger_cost
 from callqueue.limits.rules import backoff
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.redaction import redact_url
@@ -188,7 +188,7 @@ def _cost_by_hook(job: Job, response: Any, cut_note: str) -> Any:
     try:
         cost = claim.imported(settle)(response)
         cost = None if cost is None else check_cost(cost)
-        return most_of(cost, job.attempt.cost) if cut_note and cost is not None else cost
+        return larger_cost(cost, job.attempt.cost) if cut_note and cost is not None else cost
     except BaseException as error:
         why = f"settle failed: {type(error).__name__}"
         events.emit("attempt_failed", **job.facts, reason=why)

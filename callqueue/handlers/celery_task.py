@@ -230,12 +230,12 @@ def params_of(name: str, message: Any, stated: Mapping[str, Any]) -> dict[str, A
     unstated = {name for name in ("argsrepr", "kwargsrepr") if stated.get(name) is None}
     headers = {name: value for name, value in message.headers.items() if name not in unstated}
     params = {
-        "args": _encoded(args),
+        "args": _as_celerys_json(args, "args"),
         "name": name,
-        "embed": _encoded(_stated(embed)),
-        "kwargs": _encoded(kwargs),
-        "headers": _encoded(_stated(headers)),
-        "properties": _encoded(_stated(message.properties)),
+        "embed": _as_celerys_json(_stated(embed), "embed"),
+        "kwargs": _as_celerys_json(kwargs, "kwargs"),
+        "headers": _as_celerys_json(_stated(headers), "headers"),
+        "properties": _as_celerys_json(_stated(message.properties), "properties"),
     }
     for place in ("embed", "headers", "properties"):
         for option, value in params[place].items():
@@ -287,18 +287,21 @@ def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in names if options[name] is not None}
 
 
-def _encoded(value: Any, depth: int = 0) -> Any:
+def _as_celerys_json(value: Any, field: str, depth: int = 0) -> Any:
+    """As Celery's JSON keeps it; a Secret, and what has no form there, as it is. InvalidCall where
+    Celery would read it as something else, or it is nested too deep.
+    """
     if value is None or isinstance(value, str | int | float | Secret):
         return value
     if depth > DEEPEST:
-        raise InvalidCall("args", f"is nested deeper than {DEEPEST}")
+        raise InvalidCall(field, f"is nested deeper than {DEEPEST}")
     if isinstance(value, dict):
         if value.keys() == _TYPED:
             why = "has a dict of '__type__' and '__value__' alone, which Celery reads as no dict"
-            raise InvalidCall("args", why)
-        return {name: _encoded(item, depth + 1) for name, item in value.items()}
+            raise InvalidCall(field, why)
+        return {name: _as_celerys_json(item, field, depth + 1) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_encoded(item, depth + 1) for item in value]
+        return [_as_celerys_json(item, field, depth + 1) for item in value]
     try:
         return json.loads(dumps(value))  # type: ignore[no-untyped-call]
     except (TypeError, ValueError):

@@ -236,28 +236,29 @@ class BucketUse(WindowUse):
 
 def _attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
     """The attempts of all rules by the end; the open ones that a worker has begun come last."""
-    what = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
+    cost_column = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
     rules = {rule for budget in book.all_budgets() for rule in budget.charging_rules}
-    streams = [_ended(using, what, rule, cut) for rule in sorted(rules)]
+    streams = [_ended(using, cost_column, rule, cut) for rule in sorted(rules)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
-    for row in _rows(using, what, "finished_at IS NULL AND started_at IS NOT NULL", []):
+    for row in _rows(using, cost_column, "finished_at IS NULL AND started_at IS NOT NULL", []):
         yield _seen(row, now)
 
 
-def _ended(using: str, what: str, rule: str, cut: Us) -> Iterator[Seen]:
+def _ended(using: str, cost_column: str, rule: str, cut: Us) -> Iterator[Seen]:
     where = (
         "rule = %s AND outcome <> %s AND finished_at >= %s AND (finished_at > %s OR id > %s) "
         f"ORDER BY finished_at, id LIMIT {PAGE}"
     )
     finished, last = as_parameter(using, from_us(cut)), 0
-    while page := _rows(using, what, where, [rule, states.VOIDED, finished, finished, last]):
+    while page := _rows(using, cost_column, where, [rule, states.VOIDED, finished, finished, last]):
         for row in page:
             yield _seen(row, Us(0))
         finished, last = as_parameter(using, from_us(page[-1][7])), page[-1][0]
 
 
-def _rows(using: str, what: str, where: str, params: list[Any]) -> list[Any]:
-    columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", what)]
+def _rows(using: str, cost_column: str, where: str, params: list[Any]) -> list[Any]:
+    """Attempts, as `_seen` takes them."""
+    columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", cost_column)]
     instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at", "released_at")
     listed = ", ".join(columns + [micros_sql(using, instant) for instant in instants])
     table = tables.name(using, "CallAttempt")

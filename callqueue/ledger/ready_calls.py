@@ -100,8 +100,8 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
     return {rule for (rule,) in database.of_each(using, [(one, (rule, rule)) for rule in rules])}
 
 
-def rules_of_ready(using: str) -> list[str]:
-    """The rules that ready calls name, whether the settings know them or not."""
+def rules_named_by_ready(using: str) -> list[str]:
+    """Whether the settings know them or not. The first 1000."""
     where = f"ready AND {WAITING}"
     found: list[str] = database.distinct_next(
         using, TABLE, "rule", where, [], after="", down=False, count=1000

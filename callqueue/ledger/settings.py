@@ -239,7 +239,7 @@ def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
             return before, change(before, ledger_time.read(using))
 
     before, after = transaction.timed(using, once)
-    _log_difference(using, before, after)
+    _log_disagreement(using, before, after)
     return after
 
 
@@ -301,7 +301,8 @@ def _is_held(using: str, digest: str, now: datetime) -> bool:
     return bool(tables.dispensers(using).filter(digest=digest, seen_at__gt=lately).exists())
 
 
-def _log_difference(using: str, before: Stated, after: Stated) -> None:
+def _log_disagreement(using: str, before: Stated, after: Stated) -> None:
+    """Where the version has changed: that opinions differ, or agree where they did not."""
     if before.version == after.version:
         return
     found = disagreements(using, after.opinions)

@@ -178,8 +178,8 @@ class Tallies:
     def take_away(self, value: str, ended: Us, cost: int) -> None:
         self.change(value, -cost)
 
-    def counts_from(self) -> Us:
-        """The end after which attempts are counted, where they are counted anew."""
+    def recounts_after(self) -> Us:
+        """A recount counts what is open, and the attempts that ended after this instant."""
         return self.limit.horizon(self.now) - 1
 
     def count(self, charged: Iterable[tuple[str, int]]) -> None:
@@ -215,7 +215,7 @@ class Tallies:
     def recount(self, charged: Iterable[tuple[str, int]]) -> None:
         self.count(charged)
         if self.budget.former:
-            self._count_former(self.counts_from())
+            self._count_former(self.recounts_after())
 
     def _count_former(self, horizon: Us) -> None:
         # They are charged no more: that only becomes less, until it is counted anew.
@@ -328,7 +328,7 @@ class BucketTallies(Tallies):
             self.load([value])
             self._lower(value, ended, cost - charged)
 
-    def counts_from(self) -> Us:
+    def recounts_after(self) -> Us:
         return self.kept.left  # what ended before is in the level
 
     def count(self, charged: Iterable[tuple[str, int]]) -> None:
@@ -400,7 +400,7 @@ def tallies_of(
     """The tallies of these budgets at `now`, as kept, or counted anew. One statement for most."""
     found = [OF_KINDS[type(b.limit)](using, b, now, known, until) for b, known in kept]
     anew = [one for one in found if one.is_anew]
-    asked = [(one.budget, one.counts_from()) for one in anew]
+    asked = [(one.budget, one.recounts_after()) for one in anew]
     for one, charged in zip(anew, tally_rows.charged(using, asked), strict=True):
         one.recount(charged)
     return found

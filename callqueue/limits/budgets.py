@@ -2,7 +2,7 @@
 
 A limit with a name is one budget for every rule that lists it; one without belongs to its rule
 alone. Rules that share a budget, directly or through others, form a group, which a pass plans as a
-whole. Pure.
+whole. What a call costs in each unit is here, and the parts of its key. Pure.
 """
 
 from __future__ import annotations
@@ -169,10 +169,10 @@ def costs_more(cost: Cost, charged: Cost) -> bool:
     return any(cost_of(cost, unit) > cost_of(charged, unit) for unit in units)
 
 
-def most_of(cost: Cost, charged: Cost) -> Cost:
-    """Of each unit the larger."""
-    units = {"calls"}.union(*(one for one in (cost, charged) if isinstance(one, Mapping)))
-    return {unit: max(cost_of(cost, unit), cost_of(charged, unit)) for unit in sorted(units)}
+def larger_cost(one: Cost, other: Cost) -> Cost:
+    """The larger in each unit."""
+    units = {"calls"}.union(*(cost for cost in (one, other) if isinstance(cost, Mapping)))
+    return {unit: max(cost_of(one, unit), cost_of(other, unit)) for unit in sorted(units)}
 
 
 @lru_cache(maxsize=16384)

@@ -39,13 +39,13 @@ class Retry:
     max_rate_limited: int = 20
 
     def __post_init__(self) -> None:
-        _whole(self, "max_attempts", 1, 1000)
-        _whole(self, "max_rate_limited", 0, 100_000)
-        _seconds(self, "base", 0, 86400)
-        _number(self, "factor", 1, 100)
-        _seconds(self, "cap", 0, 30 * 86400)
-        _seconds(self, "max_hold", 0, 366 * 86400)
-        _flag(self, "jitter")
+        _check_whole(self, "max_attempts", 1, 1000)
+        _check_whole(self, "max_rate_limited", 0, 100_000)
+        _check_seconds(self, "base", 0, 86400)
+        _check_number(self, "factor", 1, 100)
+        _check_seconds(self, "cap", 0, 30 * 86400)
+        _check_seconds(self, "max_hold", 0, 366 * 86400)
+        _check_flag(self, "jitter")
         statuses = (
             tuple(self.statuses) if isinstance(self.statuses, Sequence | set | frozenset) else None
         )
@@ -71,11 +71,11 @@ class Breaker:
     longest: float = 600.0
 
     def __post_init__(self) -> None:
-        _whole(self, "failures", 1, 10_000)
-        _seconds(self, "within", 0.1, 86400)
-        _seconds(self, "hold", 0.1, 86400)
-        _number(self, "factor", 1, 100)
-        _seconds(self, "longest", 0.1, 86400)
+        _check_whole(self, "failures", 1, 10_000)
+        _check_seconds(self, "within", 0.1, 86400)
+        _check_seconds(self, "hold", 0.1, 86400)
+        _check_number(self, "factor", 1, 100)
+        _check_seconds(self, "longest", 0.1, 86400)
         if self.longest < self.hold:
             raise _wrong(self, "longest", f"at least hold, {self.hold:g}")
 
@@ -121,17 +121,17 @@ class Rule:
         if not isinstance(self.retry, Retry):
             raise _wrong(self, "retry", "a Retry(...)")
         for name in ("connect_timeout", "read_timeout", "total_timeout"):
-            _seconds(self, name, 0.001, 86400)
-        _whole(self, "priority", -32768, 32767)
+            _check_seconds(self, name, 0.001, 86400)
+        _check_whole(self, "priority", -32768, 32767)
         _check_idempotency(self)
         if self.on_lost not in self.ON_LOST:
             raise _wrong(self, "on_lost", "one of 'auto', 'retry', 'unknown'")
         if not isinstance(self.verify, bool | str) or self.verify == "":
             raise _wrong(self, "verify", "True, False, or the path of a CA bundle")
         if self.keep_response_bytes is not None:
-            _whole(self, "keep_response_bytes", 0, 2**30)
+            _check_whole(self, "keep_response_bytes", 0, 2**30)
         for name in ("classify", "settle", "reconcile"):
-            _callable(self, name)
+            _check_callable(self, name)
         if self.breaker is not None and not isinstance(self.breaker, Breaker):
             raise _wrong(self, "breaker", "a Breaker(...), or None")
 
@@ -204,29 +204,31 @@ def _names(rule: Rule, name: str, value: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _callable(rule: Rule, name: str) -> None:
+def _check_callable(rule: Rule, name: str) -> None:
     value = getattr(rule, name)
     if value is None or callable(value) or (isinstance(value, str) and _DOTTED.fullmatch(value)):
         return
     raise _wrong(rule, name, "a callable, a dotted path, or None")
 
 
-def _flag(owner: object, name: str) -> None:
+def _check_flag(owner: object, name: str) -> None:
     if not isinstance(getattr(owner, name), bool):
         raise _wrong(owner, name, "True or False")
 
 
-def _whole(owner: object, name: str, low: int, high: int) -> None:
+def _check_whole(owner: object, name: str, low: int, high: int) -> None:
     value = getattr(owner, name)
     if type(value) is not int or not low <= value <= high:
         raise _wrong(owner, name, f"a whole number from {low} to {high}")
 
 
-def _seconds(owner: object, name: str, low: float, high: float) -> None:
-    _number(owner, name, low, high, "a number of seconds")
+def _check_seconds(owner: object, name: str, low: float, high: float) -> None:
+    _check_number(owner, name, low, high, "a number of seconds")
 
 
-def _number(owner: object, name: str, low: float, high: float, what: str = "a number") -> None:
+def _check_number(
+    owner: object, name: str, low: float, high: float, what: str = "a number"
+) -> None:
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise _wrong(owner, name, f"{what} from {low:g} to {high:g}")

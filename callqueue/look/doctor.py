@@ -343,7 +343,9 @@ def _workers(facts: Facts) -> str:
 
 def _calls(facts: Facts) -> str:
     known = conf.current().rules
-    if gone := [name for name in ready_calls.rules_of_ready(facts.using) if name not in known]:
+    if gone := [
+        name for name in ready_calls.rules_named_by_ready(facts.using) if name not in known
+    ]:
         raise Wrong(
             f"calls wait under rules that are gone: {', '.join(map(repr, gone))}",
             "put the rule back into CALLQUEUE['RULES'], or cancel its calls in the admin",

@@ -37,7 +37,7 @@ class Gate:
     def amount(self, calls: float) -> float:
         """What passes it up to and with so many calls of the backlog."""
         if self.sizes:
-            return depth(self.sizes, math.ceil(calls)) * self.each
+            return gone_of_each(self.sizes, math.ceil(calls)) * self.each
         return (calls + self.before + min(calls, self.beside)) / self.lanes * self.each
 
     @property
@@ -113,9 +113,11 @@ def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool 
     return latency
 
 
-def depth(sizes: Sizes, calls: int) -> int:
-    """How many calls of each value are gone, where values take turns, when so many are gone."""
-    left, before, values = calls, 0, sum(count for _, count in sizes)
+def gone_of_each(sizes: Sizes, gone: int) -> int:
+    """How many calls of each value are gone (of a smaller one: all) when so many are gone in all,
+    where values take turns.
+    """
+    left, before, values = gone, 0, sum(count for _, count in sizes)
     for size, count in sorted(sizes):
         step = (size - before) * values
         if step >= left:

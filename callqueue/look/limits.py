@@ -102,7 +102,7 @@ def read(
     for budget_id, ends in _ends(account, long).items():
         spread[budget_id] = [*ends, *spread.get(budget_id, ())]
     found = {
-        one.id: _look(account, one, values[one.id], spread.get(one.id, ()), key is not None)
+        one.id: _limit_look(account, one, values[one.id], spread.get(one.id, ()), key is not None)
         for one in account.budgets
     }
     listed = {name: [found[budget.id] for budget in book.budgets[name]] for name in names}
@@ -147,7 +147,7 @@ def _has_room(account: ledger.Account, budget: Budget, backlog: Mapping[str, int
     return budget.limit.unit == "calls" and calls < account.meter(budget, "").free
 
 
-def _look(
+def _limit_look(
     account: ledger.Account,
     budget: Budget,
     values: Sequence[str],

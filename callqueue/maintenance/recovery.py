@@ -118,7 +118,9 @@ def expire(using: str) -> int:
 
 def fail_orphans(using: str) -> int:
     """End calls whose rule is in nobody's settings any more, some seconds after they were due."""
-    gone = [rule for rule in ready_calls.rules_of_ready(using) if rule not in conf.current().rules]
+    gone = [
+        rule for rule in ready_calls.rules_named_by_ready(using) if rule not in conf.current().rules
+    ]
     if gone:
         known = settings.known_rules(using)
         gone = [rule for rule in gone if rule not in known]

@@ -69,7 +69,7 @@ _BY_REASON = {
     ],
     "It is a bound that nobody relies on to the last one.": [
         "ledger/ledger_time.py Watch.take: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
-        "ledger/ready_calls.py rules_of_ready: 1000 -> 1001",
+        "ledger/ready_calls.py rules_named_by_ready: 1000 -> 1001",
         "ledger/ready_calls.py forget_news: 1000 -> 1001",
         "ledger/settings.py _Sign.is_silent: moment - self.since > SILENCE -> (moment - self.since >= SILENCE)",
         "limits/kinds/token_bucket.py TokenBucket.window_us: 100 -> 101",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Charges = Sequence[tuple[int, int, int]]  # when it was answered, what it was charged, what it cost
 
+FEW = 3  # of fewer calls a mean says nothing
 USED = 0.94  # of a window, by calls that wait for it
 LATE = 0.15  # seconds by which a call may be sent after it could have gone: passes and messages
 MOST = 1000  # calls, more than any run has
@@ -119,7 +120,8 @@ def complaints(world: World, backlog: Backlog) -> Iterable[str]:
     for rule, found in lates.items():
         windows = [one.seconds for one in world.scene.limits(rule) if is_plain(one)]
         mean, width = sum(found) / len(found), min(windows, default=0.0)
-        if len(windows) == len(list(world.scene.limits(rule))) and mean > (1 - USED) * width > 0:
+        is_plain_rule = len(windows) == len(list(world.scene.limits(rule)))
+        if is_plain_rule and len(found) >= FEW and mean > (1 - USED) * width > 0:
             yield f"calls of {rule} went {mean:.3f} s late in the mean: that is not {USED} of it"
     waiting, left = set(), {request.token: request.sent_at for request in world.provider.requests}
     for call in backlog.calls:

@@ -108,7 +108,9 @@ class Meter:
         return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> Us | None:
-        """The earliest instant, from now on, at which `cost` fits; None: not before an answer."""
+        """The earliest instant, from now on, at which `cost` fits, or when to ask again; None: not
+        before an answer. A tally's meter may read the database.
+        """
         raise NotImplementedError
 
     def known_at(self, cost: int) -> Us | None:

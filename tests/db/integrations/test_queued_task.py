@@ -226,6 +226,7 @@ def test_countdown_eta_and_expires(callqueue_clock: Clock) -> None:
         ({"kwargs": {"page": {"x": {1, 2}}}}, "page.x"),
         ({"args": ("a\0",)}, "repo"),
         ({"kwargs": {"page": ["\ud800"]}}, "page[0]"),
+        ({"kwargs": {"page": {"__type__": "a", "__value__": 1}}}, "kwargs"),
     ],
 )
 def test_options_without_a_meaning_and_arguments_that_are_no_json_are_refused_by_name(

@@ -9,7 +9,7 @@ import pytest
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import SECOND, Limit, Usage
-from callqueue.look.estimate import Gate, charged_s, depth, seconds
+from callqueue.look.estimate import Gate, charged_s, gone_of_each, seconds
 from tests.support.drain_simulation import DELIVERY, simulate
 from tests.support.length import examples
 
@@ -117,5 +117,5 @@ def test_what_a_bucket_holds_of_its_next_token_is_not_waited_for(tokens: float, 
 
 
 def test_values_take_turns() -> None:
-    assert depth([(3, 2), (10, 1)], 6) == 2
-    assert depth([(3, 2), (10, 1)], 16) == 10
+    assert gone_of_each([(3, 2), (10, 1)], 6) == 2
+    assert gone_of_each([(3, 2), (10, 1)], 16) == 10
