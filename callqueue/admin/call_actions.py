@@ -215,7 +215,7 @@ def _ends_in_words(using: str, counts: Mapping[tuple[str, int], int]) -> list[st
     said = [gone % rule for rule in sorted({*more} - {*known})]
     if known:
         seen = look(using, rules=known, more={name: more[name] for name in known})
-        done = [(rule.seconds(), rule) for rule in seen.rules]
+        done = [(rule.seconds_until_done(), rule) for rule in seen.rules]
         seconds, last = max(done, key=lambda one: float("inf") if one[0] is None else one[0])
         said.insert(0, f"{last.name}: {done_in_words(last, seconds)}")
     return said

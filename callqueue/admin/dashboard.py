@@ -136,9 +136,9 @@ def done_by(rule: RuleLook) -> str:
     """When what is due is done: a clock time, "–" where nobody can say; or that it grows."""
     if not rule.waits.ready:
         return ""
-    if (seconds := rule.seconds()) is None:
+    if (seconds := rule.seconds_until_done()) is None:
         return "–"
-    return _("grows") if rule.is_growing else words.in_so_long(rule.shown(rule.now), seconds)
+    return _("grows") if rule.is_growing else words.in_so_long(rule.to_wall(rule.now), seconds)
 
 
 def _limits_shown(rule: RuleLook) -> list[LimitLook]:

@@ -170,7 +170,7 @@ def _limit_change_page(
 
 
 def _before_and_after(before: RuleLook, after: RuleLook) -> dict[str, Any]:
-    old, new = before.seconds(), after.seconds()
+    old, new = before.seconds_until_done(), after.seconds_until_done()
     return {
         "name": before.name,
         "waiting": words.count(before.waits.ready),

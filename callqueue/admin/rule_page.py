@@ -63,7 +63,9 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         "states": dashboard.state_labels(rule),
         "notes": [one for one in notes(seen) if one.kind != WELL and one.what not in SHOWN_BELOW],
         "figures": _figures(rule),
-        "ends": done_in_words(rule, rule.seconds()) if rule.waits.ready else _("nothing waits"),
+        "ends": done_in_words(rule, rule.seconds_until_done())
+        if rule.waits.ready
+        else _("nothing waits"),
         # Which keys are held is for those who may see holds.
         "holds": [one for one in rule.holds if one.per == "rule" or sees_holds],
         "more_holds": max(0, rule.keys_held - sum(one.is_on_keys for one in rule.holds)),
@@ -103,7 +105,7 @@ def done_in_words(rule: RuleLook, seconds: float | None) -> str:
     """When a backlog is done, in words; or why nobody can say."""
     if seconds is None:
         return str(WHY_NO_ESTIMATE.get(rule.why_unknown, _("no estimate")))
-    at = words.in_so_long(rule.shown(rule.now), seconds)
+    at = words.in_so_long(rule.to_wall(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
 
 
@@ -113,7 +115,7 @@ def _limit_row(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
         soonest = seen.now + SECOND
         opens = (
             _("with an answer") if at is None
-            else words.clock_time(seen.shown(max(at, soonest)), seen.time)
+            else words.clock_time(seen.to_wall(max(at, soonest)), seen.time)
         )  # fmt: skip
     return {
         "id": limit.budget.known_as,
@@ -223,7 +225,7 @@ def _context_of_sums(seen: Look, rule: RuleLook) -> dict[str, Any]:
             for start, one in stretches[::-1]
             if one.sent
         ],
-        "summed": seen.summed_until and words.clock_time(seen.shown(seen.summed_until), here),
+        "summed": seen.summed_until and words.clock_time(seen.to_wall(seen.summed_until), here),
     }
 
 

@@ -80,7 +80,7 @@ class Facts:
     def runs_alone(self) -> bool:
         """Whether every dispenser that runs makes its calls itself: nobody asks a broker."""
         try:
-            running = alive.alive(self.using)
+            running = alive.running_dispensers(self.using)
         except (DatabaseError, InterfaceError):  # another check says so
             return False
         return bool(running) and all(one.kind == alive.RUN for one in running)
@@ -268,7 +268,7 @@ def _schedule(facts: Facts) -> str:
             )
         return "none: dispensers release calls; cleanup is not late"
     place = places[0].partition(":")[0]
-    if not _is_eager() and not alive.has_beat(facts.look.signs, facts.look.time):
+    if not _is_eager() and not alive.has_beat_run(facts.look.signs, facts.look.time):
         raise Wrong(
             f"in {place}, but no task of beat has run lately: nothing deletes old calls",
             "run `celery -A <project> beat`, and a worker on the queue of its tasks; or take the "

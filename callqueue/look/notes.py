@@ -101,7 +101,7 @@ def _stalls(look: Look) -> Iterator[Note]:
         return
     rules = sorted({rule for one in stalls for rule in one.rules})
     calls = sum(one.calls for one in stalls)
-    since = look.shown(min(one.since for one in stalls))
+    since = look.to_wall(min(one.since for one in stalls))
     text = ngettext(
         "Nobody takes calls from %(queues)s since %(since)s: %(count)s call of %(rules)s is "
         "released, and no worker has begun it.",
@@ -170,7 +170,7 @@ def _limits(look: Look) -> Iterator[Note]:
         told.add(limit.budget.id)
         if limit.opens_at is None or limit.opens_at - look.now < LONG_S * SECOND:
             continue
-        at = words.clock_time(look.shown(limit.opens_at), look.time)
+        at = words.clock_time(look.to_wall(limit.opens_at), look.time)
         text = _("%(rule)s: %(limit)s is used up, and opens at %(at)s.")
         values = {"rule": rule.name, "limit": limit.name, "at": at}
         yield Note(ODD, "limit", text % values, rule.name)
@@ -181,7 +181,7 @@ def _failures(look: Look) -> Iterator[Note]:
     throttled = sum(rule.recent.hour.throttled for rule in look.rules)
     is_behind = 0 < look.summed_until < look.now - BEHIND_S * SECOND
     if is_behind:
-        at = words.clock_time(look.shown(look.summed_until), look.time)
+        at = words.clock_time(look.to_wall(look.summed_until), look.time)
         yield Note(ODD, "behind", _("What was sent is counted up to %s.") % at)
     if failed or throttled:
         values = {"failed": words.count(failed), "throttled": words.count(throttled)}
@@ -199,12 +199,12 @@ def _workers(look: Look) -> Iterator[Note]:
             "%(count)d processes took calls in the last 5 minutes, the last %(when)s.",
             count,
         )
-        when = words.ago(look.shown(look.workers[0]), look.time)
+        when = words.ago(look.to_wall(look.workers[0]), look.time)
         yield Note(WELL, "workers", text % {"count": count, "when": when})
 
 
 def _end(look: Look) -> Note:
-    ends = {rule.name: rule.seconds() for rule in look.rules if rule.waits.ready}
+    ends = {rule.name: rule.seconds_until_done() for rule in look.rules if rule.waits.ready}
     if not ends:
         return Note(WELL, "done", _("Nothing waits."))
     if unknown := [name for name, seconds in ends.items() if seconds is None]:

@@ -129,7 +129,7 @@ def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
         for *_, name, at, kind, digest, broker in found
         if name is not None
     ]
-    judged = alive.judged(signs, from_us(reading.wall))
+    judged = alive.with_is_alive(signs, from_us(reading.wall))
     return reading.at, reading.moved, Us(until or 0), int(version), judged
 
 
@@ -196,7 +196,7 @@ def _newest_paces(
 ) -> Mapping[str, Pace]:
     """The paces, those of the newest calls where none was answered lately. A statement a rule."""
     unknown = [name for name in names if not paces[name].latency]
-    return {**paces, **{name: attempts.newest_pace(using, name) for name in unknown}}
+    return {**paces, **{name: attempts.read_newest_pace(using, name) for name in unknown}}
 
 
 def _gate(known: _Known, name: str, one: LimitLook) -> Gate:
