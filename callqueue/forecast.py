@@ -224,7 +224,7 @@ def _unforeseeable(
         return text % {"limit": binding.name, "count": rule.flight.unbegun}
     if rule.why_unknown == "no_workers":
         queues = [one.queue or _("the default queue") for one in rule.stalls]
-        return _("nobody takes calls from %s") % words.names(queues)
+        return _("nobody takes calls from %s") % words.first_names(queues)
     if rule.why_unknown == "stuck":
         return _("nothing is sent of its rule, though nothing that is known keeps its calls back")
     return ""

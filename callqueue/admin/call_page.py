@@ -173,4 +173,4 @@ def _shown_attempt(attempt: CallAttempt, *, has_body: bool) -> ShownAttempt:
 
 
 def _elapsed_in_words(before: datetime, at: datetime) -> str:
-    return f"+{words.short(max(0.0, (at - before).total_seconds()))}"
+    return f"+{words.short_duration(max(0.0, (at - before).total_seconds()))}"

@@ -104,11 +104,11 @@ class CallQueueAdmin(LongAdmin, CallActions):
         if call.status not in states.WAITING:
             return ""
         seconds = (call.due_at_dt - timezone.now()).total_seconds()
-        return (_("in %s") if seconds > 0 else _("%s ago")) % words.short(abs(seconds))
+        return (_("in %s") if seconds > 0 else _("%s ago")) % words.short_duration(abs(seconds))
 
     @admin.display(description=gettext_lazy("age"))
     def age(self, call: CallQueue) -> str:
-        return words.short(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
+        return words.short_duration(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
 
     @admin.display(description=gettext_lazy("last error"))
     def last_error(self, call: CallQueue) -> str:

@@ -107,7 +107,7 @@ def _rule_row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
         "why": rule.hold.reason if rule.hold and sees_holds else "",
         "waiting": words.count(rule.waits.ready) + later,
         "is_growing": rule.is_growing,
-        "oldest": "" if rule.oldest_due_s is None else words.short(rule.oldest_due_s),
+        "oldest": "" if rule.oldest_due_s is None else words.short_duration(rule.oldest_due_s),
         "flow": flow_in_words(rule),
         "limits": [
             (short_limit_name(one), usage_bar(one), rate_changed_from(one))
@@ -138,7 +138,9 @@ def done_by(rule: RuleLook) -> str:
         return ""
     if (seconds := rule.seconds_until_done()) is None:
         return "–"
-    return _("grows") if rule.is_growing else words.in_so_long(rule.to_wall(rule.now), seconds)
+    return (
+        _("grows") if rule.is_growing else words.clock_time_after(rule.to_wall(rule.now), seconds)
+    )
 
 
 def _limits_shown(rule: RuleLook) -> list[LimitLook]:

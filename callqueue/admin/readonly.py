@@ -123,7 +123,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
         begin = attempt.sent_at or attempt.started_at
         if begin is None or attempt.finished_at is None:
             return ""
-        return words.short(max(0.0, (attempt.finished_at - begin).total_seconds()))
+        return words.short_duration(max(0.0, (attempt.finished_at - begin).total_seconds()))
 
     @admin.display(description=_("call"))
     def call_link(self, attempt: CallAttempt) -> str:

@@ -25,7 +25,7 @@ from callqueue.history.sums import Sums
 from callqueue.limits.kinds import SECOND
 from callqueue.look import LimitLook, Look, RuleLook, look, notes, words
 from callqueue.look.notes import WELL
-from callqueue.look.read import largest_keys
+from callqueue.look.read import read_largest_keys
 from callqueue.models import CallQueue
 
 KEYS = 20  # that the table of keys shows
@@ -105,7 +105,7 @@ def done_in_words(rule: RuleLook, seconds: float | None) -> str:
     """When a backlog is done, in words; or why nobody can say."""
     if seconds is None:
         return str(WHY_NO_ESTIMATE.get(rule.why_unknown, _("no estimate")))
-    at = words.in_so_long(rule.to_wall(rule.now), seconds)
+    at = words.clock_time_after(rule.to_wall(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
 
 
@@ -158,7 +158,7 @@ def _log_rows(rule: str) -> list[tuple[str, str, str]]:
 
 def _context_of_keys(rule: RuleLook) -> dict[str, Any]:
     """The keys with most calls waiting."""
-    shown, count_of_keys = largest_keys(calls_database(), rule.name, KEYS, rule.now)
+    shown, count_of_keys = read_largest_keys(calls_database(), rule.name, KEYS, rule.now)
     ready = max(1, rule.waits.ready)
     return {
         "keys": [
@@ -250,7 +250,9 @@ def _nearly_all_within(buckets: list[int]) -> str:
         return ""
     longest = sums.BOUNDS[-1]
     is_longer = bound > longest
-    return (_("over %s") if is_longer else _("at most %s")) % words.short(min(bound, longest))
+    return (_("over %s") if is_longer else _("at most %s")) % words.short_duration(
+        min(bound, longest)
+    )
 
 
 def _bar_chart(starts: Sequence[int], values: Mapping[str, Sequence[int]], says: str) -> SafeString:

@@ -207,7 +207,7 @@ def test_where_calls_wait_for_answers_the_drain_time_knows_how_long_those_take(
     rules(r=Rule(limits=[limit]))
     answered(10, 10.0, is_stamped=is_stamped)
     CallQueue.objects.send_many([CALL] * 100, rule="r")
-    seconds = look("default").rule("r").seconds()
+    seconds = look("default").rule("r").seconds_until_done()
     assert seconds is not None and least <= seconds <= most
 
 
