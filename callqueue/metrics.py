@@ -101,7 +101,7 @@ def _families(using: str, seen: Look) -> Iterator[Any]:
         values = {labels: of_limit(limit) for labels, limit in limits.items()}
         yield _gauge(name, text, values, "rule", "limit", "per")
     names = [rule.name for rule in seen.rules]
-    yield from _since_ever(sums.counters(using, names) if seen.summed_until else {})
+    yield from _since_ever(sums.read_since_ever(using, names) if seen.summed_until else {})
     kept = _kept_calls(using, names)
     for name, status in KEPT.items():
         text = "Calls that ended so and wait for a decision"
