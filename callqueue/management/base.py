@@ -42,7 +42,7 @@ class CallQueueCommand(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         if not parser.called_from_command_line:  # a wrong option ends with 2 from call_command, too
-            parser.error = _refuse  # type: ignore[method-assign]
+            parser.error = _raise_wrong_use  # type: ignore[method-assign]
         return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -68,7 +68,7 @@ class CallQueueCommand(BaseCommand):
         except (WrongDuration, CallQueueError) as error:
             raise wrong_use(str(error)) from None
         except (DatabaseError, InterfaceError) as error:
-            raise problem(_what_ails(using, error)) from None
+            raise problem(_diagnose_database(using, error)) from None
         except (BrokerError, ConnectionError) as error:
             raise problem(f"the broker is away: {in_one_line(error)}") from None
         except KeyboardInterrupt:
@@ -168,7 +168,7 @@ def progress(
         stream.flush()
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_wrong_use(message: str) -> NoReturn:
     raise wrong_use(f"Error: {message}")
 
 
@@ -178,7 +178,7 @@ def _let_go_of_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _what_ails(using: str, error: Exception) -> str:
+def _diagnose_database(using: str, error: Exception) -> str:
     connection, hint = connections[using], ""
     if not connection.in_atomic_block:
         hint = " (are all migrations applied? see callqueue_doctor)"

@@ -22,7 +22,7 @@ def add_options(parser: CommandParser) -> None:
     add("--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these")
 
 
-def chosen(using: str, options: dict[str, Any]) -> tuple[list[str], float | None]:
+def parse_options(using: str, options: dict[str, Any]) -> tuple[list[str], float | None]:
     """The rules, and for how many seconds; wrong use where there are none such. A database that
     is away is waited for; one that answers and has no tables of ours is an error.
     """

@@ -34,4 +34,4 @@ class Command(BulkCommand):
                 "this would cancel every waiting call: say which (--status, --rule, --key, "
                 "--since), or --all"
             )
-        self.act(using, options, self.pick(options), bulk.cancel)
+        self.run_bulk(using, options, bulk.cancel)

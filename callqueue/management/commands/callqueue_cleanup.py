@@ -39,7 +39,7 @@ class Command(CallQueueCommand):
         if options["vacuum_full"]:
             self.say(LOCKS)
         with progress("cleaning", wanted=not options["no_progress"]) as update:
-            recovered = 0 if is_dry else _recover(using)
+            recovered = 0 if is_dry else _recover_all(using)
             cleaned = cleanup.clean(
                 using,
                 older_than=older_than,
@@ -61,7 +61,7 @@ class Command(CallQueueCommand):
         self.say(f"recovered {counted(recovered)}, deleted {what}{vacuumed}{in_full}")
 
 
-def _recover(using: str) -> int:
+def _recover_all(using: str) -> int:
     """Recover, once ledger time is settled: what a clock just set makes seem overdue is not."""
     total = 0
     database.persist(using, ledger_time.watch(using).settle, during="recovery")

@@ -38,15 +38,15 @@ class Command(CallQueueCommand):
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         if options["alive"]:
-            self._check(using)
+            self._check_alive(using)
             return
-        rules, seconds = loop.chosen(using, options)
+        rules, seconds = loop.parse_options(using, options)
         if options["once"]:
-            self._once(using, rules)
+            self._release_once(using, rules)
         else:
-            self._until_told(using, rules, seconds)
+            self._run_until_told(using, rules, seconds)
 
-    def _check(self, using: str) -> None:
+    def _check_alive(self, using: str) -> None:
         try:
             now = ledger_time.now(using)
             signs = alive.read_signs(using, now)
@@ -62,7 +62,7 @@ class Command(CallQueueCommand):
             raise problem(f"no dispenser of this host has given a sign of life {ago}")
         self.say(f"a dispenser of this host was seen {alive.silence_s(here, now):.0f} s ago")
 
-    def _once(self, using: str, rules: Sequence[str]) -> None:
+    def _release_once(self, using: str, rules: Sequence[str]) -> None:
         if refusal := doctor.database_refusal(using):
             raise problem(f"the database is away: {refusal}")
         if refusal := doctor.broker_refusal():
@@ -86,7 +86,7 @@ class Command(CallQueueCommand):
             raise problem(f"the broker is away: {refused[0]}; what was released waits again")
         self.say(f"released {counted(count)}")
 
-    def _until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:
+    def _run_until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:
         dispenser = Dispenser(using, rules=rules)
         with loop.told_to_end() as stop:
             self.say(f"dispensing {', '.join(rules) or 'all rules'} as {dispenser.name}")

@@ -31,4 +31,4 @@ class Command(BulkCommand):
                 "--status done: these calls succeeded; "
                 "to make them once more on purpose, add --again"
             )
-        self.act(using, options, self.pick(options), partial(bulk.requeue, again=again))
+        self.run_bulk(using, options, partial(bulk.requeue, again=again))

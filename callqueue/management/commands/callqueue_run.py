@@ -27,7 +27,7 @@ class Command(CallQueueCommand):
         loop.add_options(parser)
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        rules, seconds = loop.chosen(using, options)
+        rules, seconds = loop.parse_options(using, options)
         if database.in_transaction(using):
             raise wrong_use("not inside a transaction: what it charges has to be committed")
         app = current_app._get_current_object()

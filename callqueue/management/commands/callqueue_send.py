@@ -36,7 +36,7 @@ class Command(CallQueueCommand):
         add("--skip-bad", action="store_true", help="send the good lines; exits 1 if any is bad")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        with _opened(options["file"]) as source, progress("sending") as update:
+        with _open_source(options["file"]) as source, progress("sending") as update:
             fed = importer.send_file(
                 source,
                 using=using,
@@ -57,7 +57,7 @@ class Command(CallQueueCommand):
             raise problem(f"{fed.refused} of {fed.lines} lines were skipped")
 
 
-def _opened(name: str) -> AbstractContextManager[IO[bytes]]:
+def _open_source(name: str) -> AbstractContextManager[IO[bytes]]:
     if name == "-":
         return nullcontext(sys.stdin.buffer)
     try:

@@ -60,7 +60,7 @@ def _idle_gates(using: str, options: dict[str, Any]) -> tuple[Us, list[Gate]]:
     reading = ledger_time.read(using)
     book = settings.book_in_force(using).moved_by(reading.moved)
     budgets, queues = book.budgets[rule], book.rules[rule].queue_names
-    cost, sizes = _cost(budgets, options["cost"]), [(-(-calls // keys), keys)]
+    cost, sizes = _parse_cost(budgets, options["cost"]), [(-(-calls // keys), keys)]
     return reading.at, [
         Gate(
             limit := budget.limit,
@@ -75,7 +75,7 @@ def _idle_gates(using: str, options: dict[str, Any]) -> tuple[Us, list[Gate]]:
     ]
 
 
-def _cost(budgets: tuple[Budget, ...], text: str) -> Cost:
+def _parse_cost(budgets: tuple[Budget, ...], text: str) -> Cost:
     unit, _, amount = text.rpartition("=")
     if not amount.isdecimal():
         raise wrong_use(f"--cost: {text!r} is neither a whole number nor unit=n")

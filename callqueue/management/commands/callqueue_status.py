@@ -45,13 +45,13 @@ class Command(CallQueueCommand):
         elif options["watch"]:
             self._watch(using)
         else:
-            for line in _lines(look(using)):
+            for line in _text_lines(look(using)):
                 self.say(line)
 
     def _watch(self, using: str) -> None:
         try:
             while True:
-                lines = [f"{timezone.localtime():%H:%M:%S}", *_lines(look(using))]
+                lines = [f"{timezone.localtime():%H:%M:%S}", *_text_lines(look(using))]
                 clear = CLEAR if self.stdout.isatty() else ""
                 self.write(clear + "\n".join(map(printable, lines)))
                 time.sleep(EVERY_S)
@@ -74,7 +74,7 @@ class Command(CallQueueCommand):
         else:
             place = f", number {found.position} in its rule" if found.position else ""
             is_waiting = call.status in states.WAITING
-            goes = f"; it goes {_when(found.release_at, now)}" if is_waiting else ""
+            goes = f"; it goes {_instant_in_words(found.release_at, now)}" if is_waiting else ""
             self.say(f"call {pk}{place}: {found.reason}{goes}")
 
 
@@ -83,7 +83,7 @@ class Command(CallQueueCommand):
 
 def as_json(seen: Look) -> dict[str, Any]:
     return {
-        "rules": {rule.name: _rule(rule) for rule in seen.rules},
+        "rules": {rule.name: _rule_as_json(rule) for rule in seen.rules},
         "dispensers": len(seen.dispensers),
         "last_dispenser_seen": _iso(seen.signs[0].at) if seen.signs else None,
         "disagreements": [
@@ -94,24 +94,24 @@ def as_json(seen: Look) -> dict[str, Any]:
     }
 
 
-def _rule(rule: RuleLook) -> dict[str, Any]:
+def _rule_as_json(rule: RuleLook) -> dict[str, Any]:
     others = [one for one in rule.holds if one.per != "rule"]
     return {
         "state": rule.state,
         "waiting": rule.waits.calls,
         "in_flight": rule.flight.count,
         "oldest_due_s": _rounded(rule.oldest_due_s),
-        "drain_s": _rounded(rule.seconds_until_done()),
+        "drain_s": _rounded(rule.drain_s()),
         "rate_per_s": round(rule.pace.per_second, 3),
         "incoming_per_s": round(rule.incoming, 3),
-        "hold": _hold(rule.hold) if rule.hold and rule.hold.per == "rule" else None,
-        "holds": [{"per": one.per, "value": one.value, **_hold(one)} for one in others],
+        "hold": _hold_as_json(rule.hold) if rule.hold and rule.hold.per == "rule" else None,
+        "holds": [{"per": one.per, "value": one.value, **_hold_as_json(one)} for one in others],
         "keys_held": rule.keys_held,
-        "limits": [_limit(one, rule) for one in rule.limits],
+        "limits": [_limit_as_json(one, rule) for one in rule.limits],
     }
 
 
-def _limit(limit: LimitLook, rule: RuleLook) -> dict[str, Any]:
+def _limit_as_json(limit: LimitLook, rule: RuleLook) -> dict[str, Any]:
     return {
         "name": limit.name,
         "per": limit.budget.limit.per,
@@ -123,7 +123,7 @@ def _limit(limit: LimitLook, rule: RuleLook) -> dict[str, Any]:
     }
 
 
-def _hold(hold: HoldLook) -> dict[str, str | None]:
+def _hold_as_json(hold: HoldLook) -> dict[str, str | None]:
     return {"until": _iso(hold.until), "reason": hold.reason}
 
 
@@ -138,18 +138,18 @@ def _rounded(seconds: float | None) -> float | None:
 # --- as text
 
 
-def _lines(seen: Look) -> Iterator[str]:
-    heading, *rows = table(HEADING, [_row(rule) for rule in seen.rules], right={1, 2, 3})
+def _text_lines(seen: Look) -> Iterator[str]:
+    heading, *rows = table(HEADING, [_rule_row(rule) for rule in seen.rules], right={1, 2, 3})
     yield heading
     for rule, row in zip(seen.rules, rows, strict=True):
         yield row
-        yield from (_used(one, rule.pace.latency) for one in rule.limits)
+        yield from (_limit_line(one, rule.pace.latency) for one in rule.limits)
     yield from (note.text for note in notes(seen) if note.kind != "well")
     yield from (f"{difference}; all that any says holds" for difference in seen.differences)
 
 
-def _row(rule: RuleLook) -> list[str]:
-    oldest, left = rule.oldest_due_s, rule.seconds_until_done()
+def _rule_row(rule: RuleLook) -> list[str]:
+    oldest, left = rule.oldest_due_s, rule.drain_s()
     drained = "no estimate" if left is None else words.from_now(left)
     return [
         rule.name,
@@ -158,11 +158,11 @@ def _row(rule: RuleLook) -> list[str]:
         f"{rule.pace.per_second:.1f}",
         "" if oldest is None else words.from_now(-oldest),
         drained if rule.waits.calls else "",
-        _held(rule),
+        _hold_in_words(rule),
     ]
 
 
-def _used(limit: LimitLook, latency: float) -> str:
+def _limit_line(limit: LimitLook, latency: float) -> str:
     kind, told = limit.budget.limit, limit.note(latency)
     rate = f" {kind.rate_text}" if kind.rate_text not in limit.name else ""
     per = f" per {kind.per}" if kind.per != "rule" and f"per {kind.per}" not in limit.name else ""
@@ -170,7 +170,7 @@ def _used(limit: LimitLook, latency: float) -> str:
     return f"    {limit.name}{rate}{per}: {limit.used} used, {limit.free} free{note}"
 
 
-def _held(rule: RuleLook) -> str:
+def _hold_in_words(rule: RuleLook) -> str:
     """The hold on the whole rule; else those on keys and queues, the longest by its name."""
     hold = rule.hold or max(rule.holds, key=rule.seconds_left_of, default=None)
     if hold is None:
@@ -186,7 +186,7 @@ def _held(rule: RuleLook) -> str:
     return f"{hold.per} {hold.value}{more} {until}"
 
 
-def _when(instant: datetime | None, now: datetime) -> str:
+def _instant_in_words(instant: datetime | None, now: datetime) -> str:
     if instant is None:
         return "at a time that cannot be estimated"
     left = (instant - now).total_seconds()

@@ -48,9 +48,9 @@ class Command(CallQueueCommand):
     def run(self, using: str, options: dict[str, Any]) -> None:
         with transaction.atomic(using=using):
             if options["yes"]:
-                database.lock_whole(using, database.existing(using, _tables()))
-            plan = _plan(using)
-            what = _what(plan)
+                database.lock_whole(using, database.existing(using, _own_tables()))
+            plan = _read_plan(using)
+            what = _plan_in_lines(plan)
             is_refused = plan.unfinished and not options["force"]
             are = "is" if plan.unfinished == 1 else "are"
             unfinished = f"{counted(plan.unfinished)} {are} unfinished"
@@ -65,7 +65,7 @@ class Command(CallQueueCommand):
         for line in what:
             self.say(f"  {line}")
         self.say('then take "callqueue" out of your project, by hand: docs/how-to/upgrade.md')
-        for place in _left_by_hand():
+        for place in _places_left_to_owner():
             self.say(f"  {place}")
         if not options["yes"]:
             if is_refused:
@@ -73,21 +73,21 @@ class Command(CallQueueCommand):
             self.say("nothing was changed: --yes drops it")
 
 
-def _plan(using: str) -> Plan:
-    there = database.existing(using, _tables())
+def _read_plan(using: str) -> Plan:
+    there = database.existing(using, _own_tables())
     unfinished = 0
     if tables.CallQueue._meta.db_table in there:
         unfinished = tables.calls(using).filter(status__in=states.UNFINISHED).count()
     return Plan(
         there,
         database.foreign_keys_to(using, there),
-        _described(using),
+        _rows_about_callqueue(using),
         periodic.written(),
         unfinished,
     )
 
 
-def _described(using: str) -> dict[str, QuerySet[Any]]:
+def _rows_about_callqueue(using: str) -> dict[str, QuerySet[Any]]:
     """Rows that are about callqueue alone. Content types stay: rows of others name them."""
     found: dict[str, QuerySet[Any]] = {}
     recorder = MigrationRecorder(connections[using])
@@ -104,20 +104,20 @@ def _drop(using: str, plan: Plan) -> None:
     """Drop all or nothing, where a database can. What of others points at a permission refuses."""
     for name, found in plan.rows.items():
         pks = list(found.values_list("pk", flat=True))
-        for grants in _grants() if name == "permission" else ():
+        for grants in _grant_models() if name == "permission" else ():
             grants._base_manager.using(using).filter(permission__in=pks).delete()
         found.model._base_manager.using(using).filter(pk__in=pks)._raw_delete(using)
     periodic.remove(plan.periodic_tasks)
     database.drop(using, plan.tables)
 
 
-def _grants() -> list[Any]:
+def _grant_models() -> list[Any]:
     users = getattr(get_user_model(), "user_permissions", None)
     group = apps.get_model("auth", "Group")
     return [one.through for one in (group.permissions, users) if one is not None]
 
 
-def _left_by_hand() -> list[str]:
+def _places_left_to_owner() -> list[str]:
     """The host's models and old migrations that name callqueue: their owner must change them."""
     models = [
         f"the model {field.model._meta.label}: its field {field.name}"
@@ -135,17 +135,17 @@ def _left_by_hand() -> list[str]:
     return sorted(models) + sorted(migrations)
 
 
-def _tables() -> list[str]:
+def _own_tables() -> list[str]:
     return [model._meta.db_table for model in apps.get_app_config("callqueue").get_models()]
 
 
-def _what(plan: Plan) -> list[str]:
+def _plan_in_lines(plan: Plan) -> list[str]:
     lines = [
         f"the foreign key {key.table.translate(QUOTES)}.{key.columns} to {key.target}"
         " (the column stays)"
         for key in plan.foreign_keys
     ]
-    rows = {noun: sorted(map(_name, found)) for noun, found in plan.rows.items()}
+    rows = {noun: sorted(map(_name_of_row, found)) for noun, found in plan.rows.items()}
     for noun, names in {"table": plan.tables, **rows, "periodic task": plan.periodic_tasks}.items():
         if names:
             first, of, rest = noun.partition(" of ")
@@ -153,5 +153,5 @@ def _what(plan: Plan) -> list[str]:
     return lines or ["nothing"]
 
 
-def _name(row: Any) -> str:
+def _name_of_row(row: Any) -> str:
     return str(getattr(row, "codename", None) or row.name)
