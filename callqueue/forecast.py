@@ -77,7 +77,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     if call.rule not in conf.current().rules:
         return Forecast(_("the rule %r is not in CALLQUEUE['RULES'] any more") % call.rule)
     seen = look(using, rules=[call.rule], key=call.key)
-    now, rule = seen.time, seen.rule(call.rule)
+    now, rule = seen.wall_time, seen.rule(call.rule)
     hold = rule.hold_on(call.key)
     why = f": {hold.reason}" if hold is not None and tells_why_held else ""
     ahead = _count_ahead(call, seen.book, using)
@@ -224,7 +224,7 @@ def _unforeseeable(
         return text % {"limit": binding.name, "count": rule.flight.unbegun}
     if rule.why_unknown == "no_workers":
         queues = [one.queue or _("the default queue") for one in rule.stalls]
-        return _("nobody takes calls from %s") % words.first_names(queues)
+        return _("nobody takes calls from %s") % words.join_names(queues)
     if rule.why_unknown == "stuck":
         return _("nothing is sent of its rule, though nothing that is known keeps its calls back")
     return ""

@@ -27,10 +27,7 @@ OF_RULES: Mapping[str, tuple[str, Callable[[RuleLook], Value]]] = {
     "waiting_calls": ("Calls that wait, due or not", lambda r: r.waits.calls),
     "in_flight_calls": ("Calls released and not answered", lambda r: r.flight.count),
     "oldest_due_seconds": ("How long the oldest due call has been", lambda r: r.oldest_due_s or 0),
-    "drain_seconds": (
-        "Until all that is due is answered, by estimate",
-        lambda r: r.seconds_until_done(),
-    ),
+    "drain_seconds": ("Until all that is due is answered, by estimate", lambda r: r.drain_s()),
     "answered_per_second": ("Attempts, over the last minute", lambda r: r.pace.per_second),
     "held": ("1 while the whole rule is held", lambda r: r.hold is not None),
 }
@@ -107,7 +104,7 @@ def _metric_families(using: str, seen: Look) -> Iterator[Any]:
         text = "Calls that ended so and wait for a decision"
         yield _gauge(name, text, {(rule,): kept.get((rule, status), 0) for rule in names}, "rule")
     text = "Since the last sign of life of any dispenser"
-    silent = alive.silence_s(seen.signs, seen.time)
+    silent = alive.silence_s(seen.signs, seen.wall_time)
     yield _gauge("dispenser_silent_seconds", text, {(): silent})
 
 

@@ -1,4 +1,4 @@
-"""What every class of the app's admin shares: who may do what, sorting and filters, own pages."""
+"""What every class of the app's admin shares: permissions, lists, pages, the log, the database."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def has_permission(request: HttpRequest, permission: str) -> bool:
     return bool(request.user.has_perm(f"callqueue.{permission}"))
 
 
-def calls_database() -> str:
+def db_alias() -> str:
     return router.db_for_write(CallQueue)
 
 

@@ -63,16 +63,14 @@ class CallActions(OwnAdmin):
     def _ask_or_move(
         self, request: HttpRequest, queryset: QuerySet[CallQueue], action: str
     ) -> HttpResponse:
+        """The page that asks; once that is confirmed, the move and a redirect."""
         calls = queryset.using(router.db_for_write(CallQueue))
         asked_at, page = request.get_full_path(), parse_pk(request.POST.get("page"))
         back = asked_at if page is None else call_url(page)
         only = request.POST.get("only", "")
         if group := request.POST.get("group"):  # what failed alike, of the list's rule
             rule = request.GET.get(RuleFilter.parameter_name, "")
-            only, back = (
-                ",".join(map(str, errors.read_pks_of_group(calls.db, rule, group))),
-                rule_url(rule),
-            )
+            only, back = ",".join(map(str, errors.read_pks(calls.db, rule, group))), rule_url(rule)
         if only or group:
             calls = calls.filter(pk__in=filter(None, map(parse_pk, only.split(","))))
         form = {
@@ -160,13 +158,12 @@ class CallActions(OwnAdmin):
             if name == "q" or self.lookup_allowed(name, text, request)
         ]
 
-    def _say_result(self, request: HttpRequest, action: str, changed: int, left: int) -> None:
+    def _say_result(self, request: HttpRequest, action: str, moved: int, left: int) -> None:
         if action == REQUEUE:
-            said = ngettext("%d call requeued.", "%d calls requeued.", changed)
+            said = ngettext("%d call requeued.", "%d calls requeued.", moved)
         else:
-            said = ngettext("%d call cancelled.", "%d calls cancelled.", changed)
-        level = messages.SUCCESS if changed else messages.WARNING
-        self.message_user(request, said % changed, level)
+            said = ngettext("%d call cancelled.", "%d calls cancelled.", moved)
+        self.message_user(request, said % moved, messages.SUCCESS if moved else messages.WARNING)
         if left:
             said = ngettext(
                 "%d call was left as it is: it has gone on meanwhile, or a worker has begun it.",
@@ -177,14 +174,12 @@ class CallActions(OwnAdmin):
             self.message_user(request, said % left, messages.WARNING)
 
 
-def _log_move(
-    user_id: int, done: str, calls: Sequence[CallQueue], before: Mapping[int, int]
-) -> None:
+def _log_move(user: int, done: str, calls: Sequence[CallQueue], before: Mapping[int, int]) -> None:
     for status in sorted({before[call.pk] for call in calls}):
         what = _("%(done)s. Status before: %(status)s.")
         what %= {"done": done, "status": CallQueue.Status(status).label}
         same = [call for call in calls if before[call.pk] == status]
-        LogEntry.objects.log_actions(user_id, same, CHANGE, what)
+        LogEntry.objects.log_actions(user, same, CHANGE, what)
 
 
 def call_url(pk: int) -> str:
@@ -202,6 +197,7 @@ def _counts_by_rule_and_status(calls: QuerySet[CallQueue]) -> Counter[tuple[str,
 
 
 def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
+    """Rule, message and count of the errors that most of the calls looked at have."""
     failed = calls.exclude(error_message="")
     some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
     pairs = Counter((rule, errors.message_to_show(why)) for rule, why in some)
@@ -218,7 +214,7 @@ def _ends_in_words(using: str, counts: Mapping[tuple[str, int], int]) -> list[st
     said = [gone % rule for rule in sorted({*more} - {*known})]
     if known:
         seen = look(using, rules=known, more={name: more[name] for name in known})
-        done = [(rule.seconds_until_done(), rule) for rule in seen.rules]
+        done = [(rule.drain_s(), rule) for rule in seen.rules]
         seconds, last = max(done, key=lambda one: float("inf") if one[0] is None else one[0])
         said.insert(0, f"{last.name}: {done_in_words(last, seconds)}")
     return said

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from callqueue import conf, states
 from callqueue.admin.curl import as_curl
-from callqueue.admin.edit_call import as_indented_json, redacted_call_data
+from callqueue.admin.edit_call import as_json, redacted_data
 from callqueue.answers import answer_of
 from callqueue.database import MICROSECOND
 from callqueue.fields import UNREADABLE
@@ -63,11 +63,11 @@ def template_context(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
     return {
         "call": call,
         "has_rule": call.rule in conf.current().rules,
-        "request_text": as_indented_json(redacted_call_data(call.call_data)),
+        "request_text": as_json(redacted_data(call.call_data)),
         "curl": as_curl(method_of(call.call_data, call.method), data.get("params")),
         "cost": cost_in_words(call.cost),
         "error": redact_text(call.error_message),
-        "events": _timeline(call, attempts, bodies),
+        "events": _events(call, attempts, bodies),
         "most": ATTEMPTS if len(newest) > ATTEMPTS else 0,
         "forecast": found,
         "position": words.count(found.position) if found and found.position else "",
@@ -116,9 +116,7 @@ def body_and_note(attempt: CallAttempt) -> tuple[str, str]:
     return redact_text(text[:BODY]), " ".join(notes)
 
 
-def _timeline(
-    call: CallQueue, attempts: list[CallAttempt], bodies: Mapping[int, str]
-) -> list[Event]:
+def _events(call: CallQueue, attempts: list[CallAttempt], bodies: Mapping[int, str]) -> list[Event]:
     found: list[tuple[datetime, str, str, ShownAttempt | None]] = [
         (call.created_dt, _("created"), "new", None)
     ]
@@ -149,9 +147,8 @@ def _timeline(
 
 
 def _shown_attempt(attempt: CallAttempt, *, has_body: bool) -> ShownAttempt:
-    body, note = (
-        body_and_note(attempt) if has_body else ("", _("The body is on the attempt's own page."))
-    )
+    elsewhere = "", _("The body is on the attempt's own page.")
+    body, note = body_and_note(attempt) if has_body else elsewhere
     released = _("released to %s") % attempt.queue if attempt.queue else _("released")
     begun = _("begun by %s") % attempt.worker if attempt.worker else _("begun")
     ended = _("answered") if attempt.response_status else _("ended")

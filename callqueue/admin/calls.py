@@ -131,7 +131,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
             raise PermissionDenied
         context = {
             **call_page.template_context(call, may_see_holds=may_see_holds(request)),
-            **self._offered_actions(request, call),
+            **self._context_of_actions(request, call),
             **(extra_context or {}),
         }
         return self.render_page(request, "callqueue/call.html", _("Call %d") % call.pk, context)
@@ -147,7 +147,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
         gone: HttpResponse = self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
         return gone
 
-    def _offered_actions(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
+    def _context_of_actions(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
         is_permit = call.method == states.PERMIT  # made again by nobody
         requeuable = () if is_permit else states.Move.REQUEUE_AGAIN.sources
         editable = () if is_permit else (states.FAILED,)
@@ -173,7 +173,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
             said = why % {"number": call.pk, "status": call.get_status_display()}
             self.message_user(request, said, messages.ERROR)
             return HttpResponseRedirect(call_url(call.pk))
-        text, problem = edit_call.as_indented_json(edit_call.redacted_call_data(call.call_data)), ""
+        text, problem = edit_call.as_json(edit_call.redacted_data(call.call_data)), ""
         if request.method == "POST":
             text = request.POST.get("call_data", "")
             problem = self._save_edit(request, call, text)

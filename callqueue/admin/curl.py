@@ -23,7 +23,7 @@ def as_curl(method: str, params: Any) -> str:
     """
     if str(method).lower() not in HTTP_METHODS or not isinstance(params, Mapping):
         return ""
-    shown, verb = _with_secrets_marked(redacted(params)), str(method).upper()
+    shown, verb = _mark_secrets(redacted(params)), str(method).upper()
     headers, data = shown.get("headers"), shown.get("data")
     given = headers if isinstance(headers, dict) else {}
     lines = {name: value for name, value in given.items() if _HEADER_NAME.fullmatch(name)}
@@ -37,30 +37,25 @@ def as_curl(method: str, params: Any) -> str:
     if isinstance(cookies := shown.get("cookies"), dict) and cookies:
         lines["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
     words = ["curl --globoff", "--head" if verb == "HEAD" else f"--request {verb}"]
-    words += [
-        f"--header {_shell_quoted(_header_line(name, value))}" for name, value in lines.items()
-    ]
+    words += [f"--header {_quoted(_header_line(name, value))}" for name, value in lines.items()]
     if isinstance(auth := shown.get("auth"), list):
-        words.append(f"--user {_shell_quoted(':'.join(map(str, auth)))}")
+        words.append(f"--user {_quoted(':'.join(map(str, auth)))}")
     if body is not None:
-        words.append(f"--data-raw {_shell_quoted(body)}")
+        words.append(f"--data-raw {_quoted(body)}")
     url, mark, fragment = str(shown.get("url") or "").partition("#")
     if query := _url_encoded(shown.get("params") or ""):
         url += f"{'&' if '?' in url else '?'}{query}"
-    return " ".join([*words, f"--url {_shell_quoted(url + mark + fragment)}"])
+    return " ".join([*words, f"--url {_quoted(url + mark + fragment)}"])
 
 
-def _with_secrets_marked(value: Any) -> Any:
+def _mark_secrets(value: Any) -> Any:
     if isinstance(value, Secret):
         return _BEGIN + re.sub(r"\W|^(?=\d)", "_", value.name, flags=re.ASCII) + _END
     if isinstance(value, str):
         return value.replace(_BEGIN, "\ufffd").replace(_END, "\ufffd")
     if isinstance(value, Mapping):
-        return {
-            _with_secrets_marked(str(name)): _with_secrets_marked(item)
-            for name, item in value.items()
-        }
-    return [_with_secrets_marked(item) for item in value] if isinstance(value, list) else value
+        return {_mark_secrets(str(name)): _mark_secrets(item) for name, item in value.items()}
+    return [_mark_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 def _url_encoded(fields: Any) -> str:
@@ -80,7 +75,7 @@ def _header_line(name: str, value: Any) -> str:
     return f"{name}: {text}" if text else f"{name};"
 
 
-def _shell_quoted(text: str) -> str:
+def _quoted(text: str) -> str:
     """One word: secrets in double quotes, control characters as bash, zsh, POSIX 2024 have it."""
     words = []
     for index, part in enumerate(re.split(f"{_BEGIN}(\\w*){_END}", text.replace("\0", ""))):

@@ -14,7 +14,7 @@ from django.views.generic import RedirectView
 
 from callqueue import conf
 from callqueue.admin import rule_actions
-from callqueue.admin.base import OwnAdmin, calls_database, has_permission
+from callqueue.admin.base import OwnAdmin, db_alias, has_permission
 from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.rule_actions import rule_url
 from callqueue.look import LimitLook, Look, Note, RuleLook, look, notes, words
@@ -66,8 +66,8 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     admin.check_may_view(request)
     if request.method == "POST":
         return rule_actions.perform_posted_action(request, admin)
-    seen, sees_holds = look(calls_database()), may_see_holds(request)
-    now = seen.time
+    seen, sees_holds = look(db_alias()), may_see_holds(request)
+    now = seen.wall_time
     told = [(one, note_url(one)) for one in notes(seen, tells_who=sees_holds)]
     context = {
         "troubles": [one for one in told if one[0].kind != WELL],
@@ -103,16 +103,13 @@ def _rule_row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
     return {
         "name": rule.name,
         "url": f"rule/?{urlencode({'name': rule.name})}",  # from here: rows are many
-        "states": state_labels(rule),
+        "states": state_labels_and_hues(rule),
         "why": rule.hold.reason if rule.hold and sees_holds else "",
         "waiting": words.count(rule.waits.ready) + later,
         "is_growing": rule.is_growing,
         "oldest": "" if rule.oldest_due_s is None else words.short_duration(rule.oldest_due_s),
         "flow": flow_in_words(rule),
-        "limits": [
-            (short_limit_name(one), usage_bar(one), rate_changed_from(one))
-            for one in _limits_shown(rule)
-        ],
+        "limits": [(short_name(one), usage_bar(one), changed_from(one)) for one in _limits(rule)],
         "throttled": words.count(hour.throttled) if hour.throttled else "",
         "throttled_url": attempts_url(outcome__exact="throttled", rule__exact=rule.name, ended="1h")
         if hour.throttled
@@ -122,7 +119,7 @@ def _rule_row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
     }
 
 
-def state_labels(rule: RuleLook) -> list[tuple[Any, str]]:
+def state_labels_and_hues(rule: RuleLook) -> list[tuple[Any, str]]:
     return [STATES[one] for one in rule.troubles or (rule.state,)]
 
 
@@ -136,14 +133,12 @@ def done_by(rule: RuleLook) -> str:
     """When what is due is done: a clock time, "–" where nobody can say; or that it grows."""
     if not rule.waits.ready:
         return ""
-    if (seconds := rule.seconds_until_done()) is None:
+    if (seconds := rule.drain_s()) is None:
         return "–"
-    return (
-        _("grows") if rule.is_growing else words.clock_time_after(rule.to_wall(rule.now), seconds)
-    )
+    return _("grows") if rule.is_growing else words.clock_time_in(rule.to_wall(rule.now), seconds)
 
 
-def _limits_shown(rule: RuleLook) -> list[LimitLook]:
+def _limits(rule: RuleLook) -> list[LimitLook]:
     """The limit that keeps calls back, or is nearest to its end; and the longest if it is near."""
     if not rule.limits:
         return []
@@ -161,7 +156,7 @@ def _share_used(limit: LimitLook) -> float:
     return 1.0 if not limit.free else limit.used / limit.allowed if limit.allowed else 0.0
 
 
-def short_limit_name(limit: LimitLook) -> str:
+def short_name(limit: LimitLook) -> str:
     kind = limit.budget.limit
     if kind.counts_in_flight:
         return kind.label
@@ -169,7 +164,7 @@ def short_limit_name(limit: LimitLook) -> str:
     return f"{kind.name} {rate}" if kind.name else rate
 
 
-def rate_changed_from(limit: LimitLook) -> str:
+def changed_from(limit: LimitLook) -> str:
     """The rate in the settings, where an operator has given the limit another; else nothing."""
     budget, known = limit.budget, conf.current().book.budgets
     rates = {one.id: one.limit.rate_text for rule in budget.rules for one in known.get(rule, ())}

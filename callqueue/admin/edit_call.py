@@ -31,7 +31,7 @@ from callqueue.sending.validation import MAX_DEPTH
 NAMED = 20  # changed params that the log names
 
 
-def redacted_call_data(call_data: Any) -> Any:
+def redacted_data(call_data: Any) -> Any:
     if not isinstance(call_data, dict):
         return redact_params(call_data)
     return {
@@ -40,21 +40,19 @@ def redacted_call_data(call_data: Any) -> Any:
     }
 
 
-def as_indented_json(value: Any) -> str:
+def as_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
 def read_edited(text: str, stored: Any) -> Any:
-    """The request that the text describes, with the stored values where it was left as shown.
-    InvalidCall where it may not become that.
-    """
+    """The request that the text describes; what was left as shown, as stored. Else InvalidCall."""
     try:
         edited = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidCall("call_data", _("is not JSON: %s") % error) from None
     if _is_deeper_than(edited, MAX_DEPTH):
         raise InvalidCall("call_data", _("is nested deeper than %d") % MAX_DEPTH)
-    laid = _with_stored_values(edited, redacted_call_data(stored), stored, "call_data")
+    laid = _with_stored_values(edited, redacted_data(stored), stored, "call_data")
     _check_nothing_leaks(edited, laid, stored)
     return laid
 
@@ -96,7 +94,7 @@ def _is_deeper_than(value: Any, most: int) -> bool:
 
 
 def _with_stored_values(edited: Any, seen: Any, stored: Any, path: str) -> Any:
-    """What is edited, but what is stored where that is as it was `seen`; else nothing is hidden."""
+    """The edit, with what is stored wherever it is as seen. InvalidCall if more of it is hidden."""
     if not _differs_as_json(edited, seen):
         return stored
     if isinstance(seen, list) and (hidden := _first_hidden(seen)):
@@ -130,15 +128,14 @@ def _check_nothing_leaks(edited: Any, laid: Any, stored: Any) -> None:
         why = _("refers to the secret %r, which the call did not; send a new call for that")
         raise InvalidCall("call_data", why % min(added))
     is_opaque = method_of(stored, "") not in (*HTTP_METHODS, "send_email")
-    if is_opaque and _first_hidden(redacted_call_data(stored)) and _differs_as_json(laid, stored):
+    if is_opaque and _first_hidden(redacted_data(stored)) and _differs_as_json(laid, stored):
         why = _(
             "has values that are not shown here, and only its handler knows where they go; "
             "send a new call instead"
         )
         raise InvalidCall("call_data", why)
-    if _differs_as_json(redacted_call_data(laid), edited) and _differs_as_json(
-        redacted_call_data(laid), redacted_call_data(edited)
-    ):
+    seen = redacted_data(laid)
+    if _differs_as_json(seen, edited) and _differs_as_json(seen, redacted_data(edited)):
         why = _(
             "has %s where what it stands for would be shown; "
             "replace it there, or leave its name as it was"

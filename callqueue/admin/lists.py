@@ -193,11 +193,11 @@ class EndedFilter(_Filter):
             return NOTHING
         since = ledger_time.now(using) - timedelta(hours=self.hours[value])
         ended = Q(finished_at__isnull=False, finished_at__gte=since)
-        return rule_condition(using, "finished_at IS NOT NULL") & ended
+        return any_rule_condition(using, "finished_at IS NOT NULL") & ended
 
 
-def rule_condition(using: str, where: str) -> Q:
-    """Of the rules that attempts `where` (SQL) have: indexes begin by the rule, so name each."""
+def any_rule_condition(using: str, where: str) -> Q:
+    """That the rule is one that attempts `where` (SQL) have, read now: indexes begin by it."""
     table = CallAttempt._meta.db_table
     rules = database.distinct_next(
         using, table, "rule", where, [], after="", down=False, count=RULES

@@ -23,8 +23,8 @@ from callqueue.admin.lists import (
     LongAdmin,
     OutcomeFilter,
     RuleFilter,
+    any_rule_condition,
     parse_pk,
-    rule_condition,
 )
 from callqueue.ledger.ledger_time import ROW, LedgerNow
 from callqueue.look import words
@@ -108,7 +108,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
         if (number := parse_pk(term)) is not None:
             yield Q(call_id=number)
         has_key = f"NOT ({database.quoted(using, 'key')} = '')"
-        yield rule_condition(using, has_key) & Q(key=term) & ~Q(key="")
+        yield any_rule_condition(using, has_key) & Q(key=term) & ~Q(key="")
 
     @admin.display(description=_("error"))
     def shown_error(self, attempt: CallAttempt) -> str:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import conf, control, texts
-from callqueue.admin.base import OwnAdmin, calls_database, has_permission, log_change, user_id
+from callqueue.admin.base import OwnAdmin, db_alias, has_permission, log_change, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.ledger import settings
@@ -32,6 +32,7 @@ REFUSED = (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError)
 
 
 def perform_posted_action(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
+    """Do and log what a form asks, and redirect; or the page that asks for confirmation."""
     asked = request.POST.get("do", "")
     if not has_permission(request, PERMISSION):
         raise PermissionDenied
@@ -66,7 +67,7 @@ def _ask_or_pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpRespo
     asked = {name: request.POST.get(name, "").strip()[: MAX_TEXT + 1] for name in names}
     if not is_confirmed:
         asked["for"] = asked["for"] or USUAL
-    waiting = CallQueue.objects.using(calls_database()).waiting().filter(rule=rule)
+    waiting = CallQueue.objects.using(db_alias()).waiting().filter(rule=rule)
     try:
         key = _parse_key(asked["key"])
         if text := check_key(key):
@@ -75,8 +76,8 @@ def _ask_or_pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpRespo
         length = None if is_endless else parse_duration(asked["for"]).total_seconds()
         if is_confirmed:
             reason = asked["reason"][:500] or _("paused by %s") % request.user.get_username()
-            control.pause(calls_database(), rule, key=key, seconds=length, reason=reason)
-            until = None if length is None else clock(calls_database()) + timedelta(seconds=length)
+            control.pause(db_alias(), rule, key=key, seconds=length, reason=reason)
+            until = None if length is None else clock(db_alias()) + timedelta(seconds=length)
             return _pause_in_words(asked, until)
     except REFUSED as error:
         problem = _refusal_in_words(error)
@@ -102,15 +103,15 @@ def _pause_in_words(asked: Mapping[str, str], until: datetime | None) -> str:
 def _ask_or_resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
     key, restored = request.POST.get("key", "").strip(), "restored" in request.POST
     if "confirm" not in request.POST:
-        count = control.count_ending(calls_database(), rule, key=_parse_key(key), restored=restored)
+        count = control.count_ending(db_alias(), rule, key=_parse_key(key), restored=restored)
         asked = {"key": key, "restored": restored, "ending": count, "shown": words.count(count)}
         context = {"rule": rule, "back": rule_url(rule), **asked}
         return admin.render_page(request, "confirm_resume.html", _("Resume %s?") % rule, context)
-    count = control.resume(calls_database(), rule, key=_parse_key(key), restored=restored)
+    count = control.resume(db_alias(), rule, key=_parse_key(key), restored=restored)
     ended = ngettext("%d hold ended", "%d holds ended", count) % count
     said = _("Resumed key %(key)s; %(ended)s.") if key else _("Resumed; %(ended)s.")
     said = said % {"key": repr(key), "ended": ended}
-    if kept := control.restore_hold_ends_at(calls_database(), rule):
+    if kept := control.restore_hold_ends_at(db_alias(), rule):
         still = _("It is still held after a restored backup, until %s.") % words.instant(kept)
         said += " " + still
     return said
@@ -121,10 +122,8 @@ def _ask_or_change_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> Ht
         return _limit_change_page(request, admin, rule, request.POST)
     budget_id, rate = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
     conf.current().rule(rule)  # else UnknownRule
-    before = _budget_of(
-        rule, budget_id, settings.book_in_force(calls_database()).budgets.get(rule, ())
-    )
-    now = control.change_limit(calls_database(), rule, budget_id, rate or None)
+    before = _budget_of(rule, budget_id, settings.book_in_force(db_alias()).budgets.get(rule, ()))
+    now = control.change_limit(db_alias(), rule, budget_id, rate or None)
     values = {"limit": budget_id, "before": before.limit.rate_text, "now": now}
     return _("Limit %(limit)s changed from %(before)s to %(now)s.") % values
 
@@ -147,7 +146,7 @@ def _limit_change_page(
     stated = _budget_of(rule, budget_id, config.book.budgets[rule]).limit
     wanted = rate or stated.rate_text
     limit = stated.with_rate(wanted)
-    after = look(calls_database(), rates={budget_id: wanted})
+    after = look(db_alias(), rates={budget_id: wanted})
     before = after.before or after
     budget = _budget_of(rule, budget_id, before.book.budgets[rule])
     rules = sorted(
@@ -170,7 +169,7 @@ def _limit_change_page(
 
 
 def _before_and_after(before: RuleLook, after: RuleLook) -> dict[str, Any]:
-    old, new = before.seconds_until_done(), after.seconds_until_done()
+    old, new = before.drain_s(), after.drain_s()
     return {
         "name": before.name,
         "waiting": words.count(before.waits.ready),

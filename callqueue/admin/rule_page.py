@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf
 from callqueue.admin import dashboard, rule_actions
-from callqueue.admin.base import OwnAdmin, calls_database, has_permission
+from callqueue.admin.base import OwnAdmin, db_alias, has_permission
 from callqueue.admin.readonly import may_see_holds
 from callqueue.history import errors, sums
 from callqueue.history.audit import audit
@@ -56,16 +56,14 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         raise Http404(_("There is no rule %s in the settings.") % name)
     if "limit" in request.GET:
         return rule_actions.preview_limit(request, admin, name)
-    seen = look(calls_database(), rules=[name])
-    rule, now, sees_holds = seen.rule(name), seen.time, may_see_holds(request)
+    seen = look(db_alias(), rules=[name])
+    rule, now, sees_holds = seen.rule(name), seen.wall_time, may_see_holds(request)
     context = {
         "rule": rule,
-        "states": dashboard.state_labels(rule),
+        "states": dashboard.state_labels_and_hues(rule),
         "notes": [one for one in notes(seen) if one.kind != WELL and one.what not in SHOWN_BELOW],
-        "figures": _figures(rule),
-        "ends": done_in_words(rule, rule.seconds_until_done())
-        if rule.waits.ready
-        else _("nothing waits"),
+        "figures": _figures_in_words(rule),
+        "ends": done_in_words(rule, rule.drain_s()) if rule.waits.ready else _("nothing waits"),
         # Which keys are held is for those who may see holds.
         "holds": [one for one in rule.holds if one.per == "rule" or sees_holds],
         "more_holds": max(0, rule.keys_held - sum(one.is_on_keys for one in rule.holds)),
@@ -87,7 +85,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     return response
 
 
-def _figures(rule: RuleLook) -> list[tuple[str, str]]:
+def _figures_in_words(rule: RuleLook) -> list[tuple[str, str]]:
     flight, oldest = words.count(rule.flight.count), rule.oldest_due_s
     if rule.flight.unbegun:
         flight += " " + _("(%s not begun by a worker)") % words.count(rule.flight.unbegun)
@@ -105,7 +103,7 @@ def done_in_words(rule: RuleLook, seconds: float | None) -> str:
     """When a backlog is done, in words; or why nobody can say."""
     if seconds is None:
         return str(WHY_NO_ESTIMATE.get(rule.why_unknown, _("no estimate")))
-    at = words.clock_time_after(rule.to_wall(rule.now), seconds)
+    at = words.clock_time_in(rule.to_wall(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
 
 
@@ -115,12 +113,12 @@ def _limit_row(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
         soonest = seen.now + SECOND
         opens = (
             _("with an answer") if at is None
-            else words.clock_time(seen.to_wall(max(at, soonest)), seen.time)
+            else words.clock_time(seen.to_wall(max(at, soonest)), seen.wall_time)
         )  # fmt: skip
     return {
         "id": limit.budget.known_as,
         "limit": limit.budget.limit,
-        "changed": dashboard.rate_changed_from(limit),
+        "changed": dashboard.changed_from(limit),
         "others": [other for other in limit.budget.rules if other != rule.name],
         "use": dashboard.usage_bar(limit),
         "value": limit.value,
@@ -131,7 +129,7 @@ def _limit_row(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
 
 def _audit_rows(rule: str) -> list[dict[str, Any]]:
     """The highest use of the rule's limits in any window of the last hour, from the attempts."""
-    found = audit(calls_database(), since=timedelta(hours=1), rules=[rule], tell=False)
+    found = audit(db_alias(), since=timedelta(hours=1), rules=[rule], tell=False)
     return [
         {
             "name": one.name,
@@ -158,7 +156,7 @@ def _log_rows(rule: str) -> list[tuple[str, str, str]]:
 
 def _context_of_keys(rule: RuleLook) -> dict[str, Any]:
     """The keys with most calls waiting."""
-    shown, count_of_keys = read_largest_keys(calls_database(), rule.name, KEYS, rule.now)
+    shown, count_of_keys = read_largest_keys(db_alias(), rule.name, KEYS, rule.now)
     ready = max(1, rule.waits.ready)
     return {
         "keys": [
@@ -170,7 +168,7 @@ def _context_of_keys(rule: RuleLook) -> dict[str, Any]:
 
 
 def _context_of_errors(rule: str, now: Any) -> dict[str, Any]:
-    found, is_partial = errors.read_groups(calls_database(), rule)
+    found, is_partial = errors.read_groups(db_alias(), rule)
     others = sum(len(one.pks) for one in found[errors.MOST :])
     return {
         "groups": [
@@ -198,12 +196,12 @@ def _context_of_errors(rule: str, now: Any) -> dict[str, Any]:
 
 def _context_of_sums(seen: Look, rule: RuleLook) -> dict[str, Any]:
     """What the rule sent: sums and a chart. In ledger time, to a quarter of an hour."""
-    now, here, moved = int(seen.time.timestamp()), seen.time, seen.moved // SECOND
+    now, here, moved = int(seen.wall_time.timestamp()), seen.wall_time, seen.moved // SECOND
     zone = _time_zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
     first = min(int(yesterday.timestamp()), now - sums.DAY_S)
-    series = sums.read_quarters(calls_database(), rule.name, first - moved, now + 1 - moved)
+    series = sums.read_quarters(db_alias(), rule.name, first - moved, now + 1 - moved)
     every = [(start + moved, one) for start, one in series]
     stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
     drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
@@ -215,15 +213,13 @@ def _context_of_sums(seen: Look, rule: RuleLook) -> dict[str, Any]:
     ]
     lately = sums.total(one for _, one in stretches[-2:])
     return {
-        "sums": [(said, _counts_in_words(one)) for said, one in shown],
+        "sums": [(said, _in_words(one)) for said, one in shown],
         "zone": str(zone),
         "waits": _nearly_all_within(lately.waits),
         "answers": _nearly_all_within(lately.answers),
         "chart": _bar_chart([start for start, _ in stretches], drawn, _("Last 24 hours")),
         "chart_rows": [
-            (_hour_and_minute(start), _counts_in_words(one))
-            for start, one in stretches[::-1]
-            if one.sent
+            (_hour_and_minute(start), _in_words(one)) for start, one in stretches[::-1] if one.sent
         ],
         "summed": seen.summed_until and words.clock_time(seen.to_wall(seen.summed_until), here),
     }
@@ -240,19 +236,19 @@ def _sum_between(every: Sequence[tuple[int, Sums]], start: datetime, end: dateti
     return sums.total(one for at, one in every if first <= at < last)
 
 
-def _counts_in_words(one: Sums) -> list[str]:
+def _in_words(one: Sums) -> list[str]:
     return [words.count(getattr(one, name)) for name in COUNTS]
 
 
 def _nearly_all_within(buckets: list[int]) -> str:
+    """How long nearly all of them took at most; empty where there were none."""
     bound = sums.bound_of_share(buckets, NEARLY_ALL)
     if bound is None:
         return ""
     longest = sums.BOUNDS[-1]
     is_longer = bound > longest
-    return (_("over %s") if is_longer else _("at most %s")) % words.short_duration(
-        min(bound, longest)
-    )
+    said = _("over %s") if is_longer else _("at most %s")
+    return said % words.short_duration(min(bound, longest))
 
 
 def _bar_chart(starts: Sequence[int], values: Mapping[str, Sequence[int]], says: str) -> SafeString:

@@ -49,7 +49,7 @@ def pause(
 
 
 def condition_of_pause(key: str) -> Q:
-    """The condition of the calls that a pause of this key holds, which is as `check_key` has it."""
+    """The condition of the calls that a pause of this key, as `check_key` has it, holds."""
     per, value = _only_part(key) or ("key", key)
     whole = Q(key=key)
     if per == "key" and value == key and key_parts(key):
@@ -92,7 +92,7 @@ def count_ending(
 
 
 def _kept_sources(key: str, *, restored: bool) -> Sequence[str]:
-    """Of holds that `resume` leaves in force; of one key's none is a restore's."""
+    """The sources of holds that `resume` leaves in force; of one key's none is a restore's."""
     return () if key or restored else ("restored",)
 
 

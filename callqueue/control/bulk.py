@@ -71,16 +71,16 @@ def _move_batch(calls: Any, move: Move, after: int, log: Log | None) -> Batch | 
 def requeue(
     using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None
 ) -> int:
-    """Send once more those that may be; the count. DONE ones only with `again`."""
+    """Send once more the picked calls that may be; how many. DONE ones only with `again`."""
     return _move_picked(using, pick, Move.REQUEUE_AGAIN if again else Move.REQUEUE, progress)
 
 
 def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
-    """End the picked calls, those that no worker has begun; the count."""
+    """End the picked calls that no worker has begun; how many."""
     return _move_picked(using, pick, Move.CANCEL, progress)
 
 
-def count_picked(using: str, pick: Pick) -> int:
+def count(using: str, pick: Pick) -> int:
     return _persist(using, lambda: int(picked_calls(using, pick).count()))
 
 
@@ -124,6 +124,7 @@ def _move_picked(using: str, pick: Pick, move: Move, progress: Progress | None) 
 
 
 def _condition_of_ended(using: str, within: timedelta) -> Q:
+    """That a call ended (an ERROR: last failed; one not begun: was created) no longer ago."""
     reading = ledger_time.read(using)
     cut, since = from_us(reading.wall) - within, from_us(reading.at) - within
     of_call = tables.attempts(using).charged().filter(call_id=OuterRef("pk"))

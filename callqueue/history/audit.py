@@ -89,7 +89,7 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
 
 
 def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Audit:
-    """The findings on attempts, which come about in the order of their ends."""
+    """What attempts used of every limit in the book; they come about in the order of their ends."""
     budgets = {budget.id: _Audited(budget) for budget in book.all_budgets()}
     of_rule: dict[str, list[_Audited]] = {}
     for audited in budgets.values():
@@ -97,9 +97,7 @@ def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Aud
             of_rule.setdefault(rule, []).append(audited)
     flights = {rule for rule, listed in of_rule.items() if any(a.is_of_flights for a in listed)}
     count = 0
-    for instant, is_begin, _, seen in _instants_in_order(
-        attempts, flights, now, _longest_lag_us(book)
-    ):
+    for instant, is_begin, _, seen in _by_instant(attempts, flights, now, _longest_lag_us(book)):
         count += not is_begin
         for audited in of_rule.get(seen.rule, ()):
             if audited.is_of_flights == is_begin:
@@ -113,7 +111,7 @@ def _longest_lag_us(book: Book) -> int:
     return round((longest + conf.current().grace) * SECOND) + SLACK
 
 
-def _instants_in_order(
+def _by_instant(
     attempts: Iterable[Seen], flights: Container[str], now: Us, lag: int
 ) -> Iterator[tuple[Us, bool, int, Seen]]:
     """When each was counted, and of `flights` begun: (is it that, a number, the attempt)."""
@@ -242,7 +240,7 @@ def _read_attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
     rules = {rule for budget in book.all_budgets() for rule in budget.charging_rules}
     streams = [_read_ended_of_rule(using, cost_column, rule, cut) for rule in sorted(rules)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
-    for row in _read_rows(using, cost_column, "finished_at IS NULL AND started_at IS NOT NULL", []):
+    for row in _read(using, cost_column, "finished_at IS NULL AND started_at IS NOT NULL", []):
         yield _seen_from_row(row, now)
 
 
@@ -252,16 +250,14 @@ def _read_ended_of_rule(using: str, cost_column: str, rule: str, cut: Us) -> Ite
         f"ORDER BY finished_at, id LIMIT {PAGE}"
     )
     finished, last = as_parameter(using, from_us(cut)), 0
-    while page := _read_rows(
-        using, cost_column, where, [rule, states.VOIDED, finished, finished, last]
-    ):
+    while page := _read(using, cost_column, where, [rule, states.VOIDED, finished, finished, last]):
         for row in page:
             yield _seen_from_row(row, Us(0))
         finished, last = as_parameter(using, from_us(page[-1][7])), page[-1][0]
 
 
-def _read_rows(using: str, cost_column: str, where: str, params: list[Any]) -> list[Any]:
-    """Attempts, as `_seen` takes them."""
+def _read(using: str, cost_column: str, where: str, params: list[Any]) -> list[Any]:
+    """Rows of attempts, as `_seen_from_row` takes them."""
     columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", cost_column)]
     instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at", "released_at")
     listed = ", ".join(columns + [micros_sql(using, instant) for instant in instants])

@@ -53,7 +53,7 @@ def read_groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
     return sorted(found.values(), key=lambda one: -len(one.pks)), is_partial
 
 
-def read_pks_of_group(using: str, rule: str, name: str) -> list[int]:
+def read_pks(using: str, rule: str, name: str) -> list[int]:
     """The numbers of the calls of a group, listed or not: others may have grown since it was."""
     found, _is_partial = read_groups(using, rule)
     return next((one.pks for one in found if one.name == name), [])

@@ -115,7 +115,7 @@ def bound_of_share(buckets: Sequence[int], share: float) -> float | None:
 def bring_up_to_date(using: str) -> None:
     """Bring the sums up to now. Takes a bounded time, and goes on at the next call."""
     late = time.monotonic() + SPENT_S
-    while (add_up(using) or recount_next_quarter(using)) and time.monotonic() < late:
+    while (add_up(using) or recount(using)) and time.monotonic() < late:
         pass
 
 
@@ -131,15 +131,13 @@ def add_up(using: str) -> bool:
         if until <= summed.until:
             return False
         minutes = _count_ended(using, summed.until, until, reading.moved)
-        _add_to_stored(
-            using, minutes | _sum_by_width(minutes, QUARTER_S) | _sum_by_width(minutes, EVER)
-        )
+        _add_to_stored(using, minutes | _widened(minutes, QUARTER_S) | _widened(minutes, EVER))
         summed.until = until
         summed.save(update_fields=["until"])
     return bool(until < last)
 
 
-def recount_next_quarter(using: str) -> bool:
+def recount(using: str) -> bool:
     """Count a quarter of an hour once more, if it is old enough, and add what was recorded late;
     whether there may be more. Attempts that were deleted meanwhile stay counted.
     """
@@ -155,10 +153,10 @@ def recount_next_quarter(using: str) -> bool:
             return False
         before = _read_by_rule(tables.sums(using).filter(width=QUARTER_S, start=start))
         bounds = Us(start * SECOND - 1), Us(end * SECOND - 1)
-        counted = _sum_by_width(_count_ended(using, *bounds, reading.moved), QUARTER_S)
+        counted = _widened(_count_ended(using, *bounds, reading.moved), QUARTER_S)
         late = {scope: one.beyond(before.get(scope[0], Sums())) for scope, one in counted.items()}
         late = {scope: one for scope, one in late.items() if one != Sums()}
-        _add_to_stored(using, late | _sum_by_width(late, EVER))
+        _add_to_stored(using, late | _widened(late, EVER))
         summed.settled = end
         summed.save(update_fields=["settled"])
         _delete_old(using, now)
@@ -245,7 +243,7 @@ def _sums_of_row(row: Any) -> Sums:
     return Sums(*(getattr(row, name) for name in COLUMNS))
 
 
-def _sum_by_width(found: Stretches, width: int) -> Stretches:
+def _widened(found: Stretches, width: int) -> Stretches:
     longer: Stretches = {}
     for (rule, _, start), one in found.items():
         at = start // width * width if width else 0
@@ -253,9 +251,9 @@ def _sum_by_width(found: Stretches, width: int) -> Stretches:
     return longer
 
 
-def _read_by_rule(found: Any) -> dict[str, Sums]:
+def _read_by_rule(stored: Any) -> dict[str, Sums]:
     by_rule: dict[str, Sums] = {}
-    for rule, *counts in found.values_list("rule", *COLUMNS):
+    for rule, *counts in stored.values_list("rule", *COLUMNS):
         by_rule.setdefault(rule, Sums()).add(Sums(*counts))
     return by_rule
 

@@ -80,7 +80,7 @@ class Facts:
     def runs_alone(self) -> bool:
         """Whether every dispenser that runs makes its calls itself: nobody asks a broker."""
         try:
-            running = alive.running_dispensers(self.using)
+            running = alive.running(self.using)
         except (DatabaseError, InterfaceError):  # another check says so
             return False
         return bool(running) and all(one.kind == alive.RUN for one in running)
@@ -228,7 +228,7 @@ def _check_migrations(facts: Facts) -> str:
 
 
 def _check_clock(facts: Facts) -> str:
-    """That the database's clock is this host's: limits need the first, `expires_at` both."""
+    """That the database's is this host's: limits count by its alone, `expires_at` by both."""
     before = time.time()
     theirs = database.clock(facts.using).timestamp()
     skew = min(0.0, theirs - before) + max(0.0, theirs - time.time())
@@ -269,7 +269,7 @@ def _check_schedule(facts: Facts) -> str:
             )
         return "none: dispensers release calls; cleanup is not late"
     place = places[0].partition(":")[0]
-    if not _is_eager() and not alive.has_beat_run(facts.look.signs, facts.look.time):
+    if not _is_eager() and not alive.has_beat_run(facts.look.signs, facts.look.wall_time):
         raise Wrong(
             f"in {place}, but no task of beat has run lately: nothing deletes old calls",
             "run `celery -A <project> beat`, and a worker on the queue of its tasks; or take the "
@@ -282,7 +282,7 @@ def _check_schedule(facts: Facts) -> str:
 
 
 def _check_dispenser(facts: Facts) -> str:
-    seen, now = facts.look.signs, facts.look.time
+    seen, now = facts.look.signs, facts.look.wall_time
     if running := [one for one in seen if one.is_alive]:
         named = [
             f"{one.name} ({HOSTS[one.kind]})" if one.kind in HOSTS else one.name for one in running
@@ -327,7 +327,7 @@ def _check_workers(facts: Facts) -> str:
         return "none is needed: tasks run eagerly"
     served = set().union(*facts.queues.values())
     missing = sorted(_queues_of_rules(facts.using) - served)
-    others = sorted(_queues_of_plain_tasks(facts.using) - served - set(missing))
+    others = sorted(_queues_of_callbacks_and_beat(facts.using) - served - set(missing))
     if missing or others:
         detail = f"no worker listens on {', '.join(missing or others)}"
         detail += "" if missing else ", and messages go there"
@@ -433,7 +433,7 @@ def _queues_of_rules(using: str) -> set[str]:
     return {queue or default for name in names for queue in rules[name].queue_names}
 
 
-def _queues_of_plain_tasks(using: str) -> set[str]:
+def _queues_of_callbacks_and_beat(using: str) -> set[str]:
     newest = tables.calls(using).order_by("-pk").values_list("callback", flat=True)[:NEWEST]
     wanted = {(str(name), "") for name in newest if name} | set(periodic.scheduled(_celery_app()))
     return {the_broker.queue_of(_celery_app(), name, queue) for name, queue in wanted}

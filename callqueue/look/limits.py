@@ -96,10 +96,10 @@ def read(
     long = [
         budget
         for budget in account.budgets
-        if _needs_spread(account, budget) and not _has_room_for_backlog(account, budget, backlog)
+        if _needs_spread(account, budget) and not _has_room_for(account, budget, backlog)
     ]
-    spread = _read_spread_by_budget(using, long, now)
-    for budget_id, ends in _read_ends_by_budget(account, long).items():
+    spread = _read_spread(using, long, now)
+    for budget_id, ends in _read_ends(account, long).items():
         spread[budget_id] = [*ends, *spread.get(budget_id, ())]
     found = {
         one.id: _limit_look(account, one, values[one.id], spread.get(one.id, ()), key is not None)
@@ -142,9 +142,7 @@ def _needs_spread(account: ledger.Account, budget: Budget) -> bool:
     return budget.id in account.tallies and limit.is_per_rule and not limit.is_calendar
 
 
-def _has_room_for_backlog(
-    account: ledger.Account, budget: Budget, backlog: Mapping[str, int]
-) -> bool:
+def _has_room_for(account: ledger.Account, budget: Budget, backlog: Mapping[str, int]) -> bool:
     calls = sum(backlog.get(rule, 0) for rule in budget.rules)
     return budget.limit.unit == "calls" and calls < account.meter(budget, "").free
 
@@ -165,9 +163,7 @@ def _limit_look(
     flown = max(in_flight, default=0)
     meter = _meter_of_value(account, budget, fullest, meters, spread, flown)
     if is_of_key and budget.id in account.tallies and _is_small_and_keyed(limit):
-        usage = Usage(
-            flown, _read_ageing_of_value(account, budget, fullest), limit.horizon(account.now)
-        )
+        usage = Usage(flown, _read_ageing(account, budget, fullest), limit.horizon(account.now))
         meter = limit.meter(usage, account.now)
     emptiest = meter
     if is_summed and _all_rules_use_all_queues(account, budget):
@@ -219,9 +215,7 @@ def _is_small_and_keyed(limit: Limit) -> bool:
     return limit.is_keyed and limit.capacity <= COARSE and not limit.is_calendar
 
 
-def _read_ageing_of_value(
-    account: ledger.Account, budget: Budget, value: str
-) -> list[tuple[Us, int]]:
+def _read_ageing(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us, int]]:
     """When each attempt that ended of a value ages, and its cost. A part is found in whole keys."""
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
@@ -238,9 +232,7 @@ def _read_ageing_of_value(
     )
 
 
-def _read_ends_by_budget(
-    account: ledger.Account, budgets: Sequence[Budget]
-) -> dict[str, list[tuple[Us, int]]]:
+def _read_ends(account: ledger.Account, budgets: list[Budget]) -> dict[str, list[tuple[Us, int]]]:
     """By budget, how many calls ended when: all, by small parts, of a window shorter than sums are
     wide; of others the first, for whose leave a pass waits. One statement for many.
     """
@@ -274,9 +266,7 @@ def _has_short_window(limit: Limit) -> bool:
     return limit.window_us <= sums.MINUTE_S * SECOND
 
 
-def _read_spread_by_budget(
-    using: str, budgets: Sequence[Budget], now: Us
-) -> dict[str, list[tuple[Us, int]]]:
+def _read_spread(using: str, budgets: list[Budget], now: Us) -> dict[str, list[tuple[Us, int]]]:
     """By budget, how many calls ended when in its long window, by stretches. One statement."""
     budgets = [budget for budget in budgets if not _has_short_window(budget.limit)]
     if not budgets:

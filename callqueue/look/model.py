@@ -145,7 +145,7 @@ class RuleLook:
     def is_growing(self) -> bool:
         return self._has_waited and self.incoming > GROWING * self.pace.per_second
 
-    def seconds_until_done(self, calls: int | None = None) -> float | None:
+    def drain_s(self, calls: int | None = None) -> float | None:
         """Seconds until so many calls are answered; None: nobody can say, see `why_unknown`."""
         calls = self.waits.ready if calls is None else calls
         if not calls:
@@ -229,7 +229,7 @@ class Look:
     before: Look | None = None  # of a look at other rates, the same moment with those in force
 
     @property
-    def time(self) -> datetime:
+    def wall_time(self) -> datetime:
         return self.to_wall(self.now)
 
     def to_wall(self, instant: Us) -> datetime:

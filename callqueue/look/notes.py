@@ -66,7 +66,7 @@ def _unsorted_notes(look: Look, tells_who: bool) -> Iterator[Note]:
 
 
 def _note_on_dispensers(look: Look) -> Note:
-    now = look.time
+    now = look.wall_time
     if running := look.dispensers:
         text = ngettext(
             "%(count)d dispenser, seen %(when)s.",
@@ -110,10 +110,10 @@ def _notes_on_stalls(look: Look) -> Iterator[Note]:
         calls,
     )
     values = {
-        "queues": words.first_names([one.queue or _("the default queue") for one in stalls], 10),
-        "since": words.clock_time(since, look.time),
+        "queues": words.join_names([one.queue or _("the default queue") for one in stalls], 10),
+        "since": words.clock_time(since, look.wall_time),
         "count": words.count(calls),
-        "rules": words.first_names(rules),
+        "rules": words.join_names(rules),
     }
     yield Note(BAD, "workers", text % values, rules[0])
 
@@ -122,8 +122,8 @@ def _notes_on_troubles(look: Look, tells_who: bool) -> Iterator[Note]:
     for trouble, sentence in TROUBLES.items():
         if ill := [rule for rule in look.rules if trouble in rule.troubles]:
             is_long = trouble == "held"
-            said = [_hold_in_words(rule, tells_who) if is_long else rule.name for rule in ill]
-            listed = words.first_names(said, between="; " if is_long else ", ")
+            said = [_held_rule_in_words(rule, tells_who) if is_long else rule.name for rule in ill]
+            listed = words.join_names(said, between="; " if is_long else ", ")
             values = {"count": len(ill), "names": listed}
             yield Note(BAD, trouble, sentence % values, ill[0].name)
     if keyed := [rule for rule in look.rules if rule.keys_held and rule.hold is None]:
@@ -131,14 +131,14 @@ def _notes_on_troubles(look: Look, tells_who: bool) -> Iterator[Note]:
         text = ngettext(
             "%(count)d key held (%(names)s).", "%(count)d keys held (%(names)s).", count
         )
-        values = {"count": count, "names": words.first_names([rule.name for rule in keyed])}
+        values = {"count": count, "names": words.join_names([rule.name for rule in keyed])}
         yield Note(ODD, "keys", text % values, keyed[0].name)
     if growing := [rule for rule in look.rules if rule.is_growing and not rule.troubles]:
-        listed = words.first_names([_flow_in_words(rule) for rule in growing], between="; ")
+        listed = words.join_names([_flow_in_words(rule) for rule in growing], between="; ")
         yield Note(ODD, "growing", _("The backlog grows: %s.") % listed, growing[0].name)
 
 
-def _hold_in_words(rule: RuleLook, tells_who: bool) -> str:
+def _held_rule_in_words(rule: RuleLook, tells_who: bool) -> str:
     count = words.count(rule.waits.calls)
     if not tells_who:
         return _("%(rule)s, %(count)s waiting") % {"rule": rule.name, "count": count}
@@ -170,7 +170,7 @@ def _notes_on_limits(look: Look) -> Iterator[Note]:
         told.add(limit.budget.id)
         if limit.opens_at is None or limit.opens_at - look.now < LONG_S * SECOND:
             continue
-        at = words.clock_time(look.to_wall(limit.opens_at), look.time)
+        at = words.clock_time(look.to_wall(limit.opens_at), look.wall_time)
         text = _("%(rule)s: %(limit)s is used up, and opens at %(at)s.")
         values = {"rule": rule.name, "limit": limit.name, "at": at}
         yield Note(ODD, "limit", text % values, rule.name)
@@ -181,7 +181,7 @@ def _notes_on_failures(look: Look) -> Iterator[Note]:
     throttled = sum(rule.recent.hour.throttled for rule in look.rules)
     is_behind = 0 < look.summed_until < look.now - BEHIND_S * SECOND
     if is_behind:
-        at = words.clock_time(look.to_wall(look.summed_until), look.time)
+        at = words.clock_time(look.to_wall(look.summed_until), look.wall_time)
         yield Note(ODD, "behind", _("What was sent is counted up to %s.") % at)
     if failed or throttled:
         values = {"failed": words.count(failed), "throttled": words.count(throttled)}
@@ -199,18 +199,18 @@ def _notes_on_workers(look: Look) -> Iterator[Note]:
             "%(count)d processes took calls in the last 5 minutes, the last %(when)s.",
             count,
         )
-        when = words.ago(look.to_wall(look.workers[0]), look.time)
+        when = words.ago(look.to_wall(look.workers[0]), look.wall_time)
         yield Note(WELL, "workers", text % {"count": count, "when": when})
 
 
 def _note_on_end(look: Look) -> Note:
-    ends = {rule.name: rule.seconds_until_done() for rule in look.rules if rule.waits.ready}
+    ends = {rule.name: rule.drain_s() for rule in look.rules if rule.waits.ready}
     if not ends:
         return Note(WELL, "done", _("Nothing waits."))
     if unknown := [name for name, seconds in ends.items() if seconds is None]:
-        text = _("When all is done cannot be said: %s.") % words.first_names(unknown)
+        text = _("When all is done cannot be said: %s.") % words.join_names(unknown)
         return Note(ODD, "done", text.replace("….", "…"), unknown[0])
     last = max(ends, key=lambda name: ends[name] or 0.0)
-    values = {"at": words.clock_time_after(look.time, ends[last] or 0.0), "rule": last}
+    values = {"at": words.clock_time_in(look.wall_time, ends[last] or 0.0), "rule": last}
     text = _("All that is due is done by %(at)s (%(rule)s last).")
     return Note(WELL, "done", text % values, last)

@@ -24,9 +24,7 @@ def duration(seconds: float) -> str:
     if seconds > LONGEST:
         return _("more than a hundred years")
     locale = _locale(get_language() or "en")
-    parts = [
-        locale.describe(unit, number, only_distance=True) for unit, number in _units_of(seconds)
-    ]
+    parts = [locale.describe(unit, number, only_distance=True) for unit, number in _units(seconds)]
     return f" {locale.and_word} ".join(parts)
 
 
@@ -40,7 +38,7 @@ def from_now(seconds: float) -> str:
     if -JUST_NOW < seconds <= 0:
         return locale.describe("now")
     sign = -1 if seconds < 0 else 1
-    parts = [(unit, sign * number) for unit, number in _units_of(abs(seconds))]
+    parts = [(unit, sign * number) for unit, number in _units(abs(seconds))]
     return locale.describe_multi(parts) if len(parts) > 1 else locale.describe(*parts[0])
 
 
@@ -62,7 +60,7 @@ def count(number: float) -> str:
     return str(number_format(number, decimal_pos=0, force_grouping=True))
 
 
-def _units_of(seconds: float) -> list[tuple[TimeFrameLiteral, int]]:
+def _units(seconds: float) -> list[tuple[TimeFrameLiteral, int]]:
     """As exactly as one who waits wants it: in one unit, or two where the first says little."""
     whole = round(seconds)
     if whole < 2 * MINUTE:
@@ -113,7 +111,7 @@ def clock_time(at: datetime, now: datetime) -> str:
     return f"{shown} {local:%Z}"
 
 
-def clock_time_after(now: datetime, seconds: float) -> str:
+def clock_time_in(now: datetime, seconds: float) -> str:
     """The clock time after so many seconds; without end, that it is far."""
     if seconds > LONGEST:
         return from_now(seconds)
@@ -128,6 +126,6 @@ def rate(number: float) -> str:
     return str(number_format(round(number, digits), decimal_pos=digits))
 
 
-def first_names(listed: Sequence[str], most: int = 3, between: str = ", ") -> str:
+def join_names(listed: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """ "a, b, c, …"."""
     return between.join([*listed[:most], *(["…"] if len(listed) > most else [])])

@@ -34,9 +34,7 @@ def trusted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def calls_database(
-    django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any
-) -> Iterator[str]:
+def db_alias(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any) -> Iterator[str]:
     """A second database of the project, in a file of its own, with the app's tables."""
     file = tmp_path_factory.mktemp("second") / "calls.sqlite3"
     entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(file)}

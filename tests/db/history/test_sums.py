@@ -230,9 +230,7 @@ def test_nobody_waits_for_another_that_adds_up(several_writers: None) -> None:
     sums.bring_up_to_date("default")
     with database.writing("default"):
         assert sums._lock_progress("default") is not None
-        assert together(lambda: sums.add_up("default") or sums.recount_next_quarter("default")) == [
-            False
-        ]
+        assert together(lambda: sums.add_up("default") or sums.recount("default")) == [False]
 
 
 def test_after_a_long_silence_it_goes_on_in_steps(

@@ -46,17 +46,15 @@ def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
 ) -> None:
     rules(pay=Rule())
     send("pay")
-    assert of("pay").seconds_until_done() is None
+    assert of("pay").drain_s() is None
     assert run() == 1
     send("pay")
-    assert of("pay").seconds_until_done() == pytest.approx(0, abs=1), (
-        "as many as went may go at once"
-    )
+    assert of("pay").drain_s() == pytest.approx(0, abs=1), "as many as went may go at once"
     calls = [send("pay"), send("pay")]
-    assert of("pay").seconds_until_done() == pytest.approx(120, abs=1)
+    assert of("pay").drain_s() == pytest.approx(120, abs=1)
     due = timezone.now() - timedelta(minutes=1)
     CallQueue.objects.filter(pk=calls[0].pk).update(due_at_dt=due, ready=True)
-    assert of("pay").seconds_until_done() == pytest.approx(180, abs=1), (
+    assert of("pay").drain_s() == pytest.approx(180, abs=1), (
         "they went no faster, though they waited"
     )
 
@@ -207,7 +205,7 @@ def test_where_calls_wait_for_answers_the_drain_time_knows_how_long_those_take(
     rules(r=Rule(limits=[limit]))
     answered(10, 10.0, is_stamped=is_stamped)
     CallQueue.objects.send_many([CALL] * 100, rule="r")
-    seconds = look("default").rule("r").seconds_until_done()
+    seconds = look("default").rule("r").drain_s()
     assert seconds is not None and least <= seconds <= most
 
 

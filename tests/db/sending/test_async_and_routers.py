@@ -62,7 +62,7 @@ BOTH = pytest.mark.django_db(databases=["default", "calls"])
 
 
 @BOTH
-def test_using_names_the_database(calls_database: str, settings: Any) -> None:
+def test_using_names_the_database(db_alias: str, settings: Any) -> None:
     settings.CALLQUEUE = {"RULES": {"default": Rule()}}
     call = CallQueue.objects.db_manager("calls").send(CALL)
     assert call._state.db == "calls"
@@ -77,7 +77,7 @@ def test_using_names_the_database(calls_database: str, settings: Any) -> None:
 
 @BOTH
 def test_a_router_chooses_the_database(
-    calls_database: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    db_alias: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.CALLQUEUE = {"RULES": {"default": Rule()}}
     monkeypatch.setattr(router, "routers", [Router()])
