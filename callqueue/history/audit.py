@@ -129,6 +129,8 @@ def _by_instant(
 
 
 class _Audited:
+    """A budget, and what was used of it for each value of its `per`."""
+
     def __init__(self, budget: Budget) -> None:
         self.budget, self.limit = budget, budget.limit
         self.is_of_flights = budget.limit.counts_in_flight
