@@ -697,6 +697,36 @@ def test_a_clock_set_back_while_one_agrees_puts_nothing_in_the_future(
     assert Hold.objects.get().until == until
 
 
+def test_who_agreed_before_the_clock_was_set_back_says_nothing_of_the_time_since(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had read the clock, and committed only once another had come: to that one somebody had
+    agreed since. Who was away puts ledger time forward, and what that one wrote was too old.
+    """
+    others.look("dispenser", then=1)
+    others.be("dispenser").settle()
+    others.look("agreer", "dispenser", then=0.4)
+    others.look("dispenser")
+    assert released(two_clocks) == 20
+    others.look("dispenser")
+
+    def meanwhile() -> None:
+        two_clocks.jump(-3600)
+        others.look("newcomer")
+        others.be("agreer")
+
+    just_before(monkeypatch, "_agree", meanwhile)
+    others.be("agreer").agree()
+    two_clocks.pass_by(1)
+    others.be("newcomer")
+    answer_all(two_clocks)
+    two_clocks.pass_by(1)
+    others.be("dispenser")
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(60.5)
+    assert released(two_clocks) == 20
+
+
 @pytest.mark.parametrize("first", ["look", "check"])
 def test_a_clock_that_is_put_forward_again_while_ledger_time_is_late_makes_nothing_too_early(
     two_clocks: Clocks, others: Others, first: str
