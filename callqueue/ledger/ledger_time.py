@@ -352,6 +352,8 @@ class Watch:
             if by:
                 jump, reading = Jump.between(last, reading, by), set_back(self.using, reading, by)
                 mend(self.using, jump, reading)
+            elif last.moved == reading.moved:
+                reading = set_back(self.using, reading, 0)  # what is kept by instant may be ahead
             if by > 0 or not (by or is_new):
                 reading = _agree(self.using, reading)
             if not by and not is_new:
