@@ -905,6 +905,42 @@ def test_a_bucket_holds_no_more_where_ledger_time_stays_late_until_it_is_as_late
     assert released(two_clocks) <= back * 20 // 3600
 
 
+@pytest.mark.parametrize("back", [8, 20])
+@pytest.mark.parametrize(
+    "limit",
+    [SlidingWindow("1/6s", per="key"), TokenBucket("1/20s", burst=4, per="key")],
+    ids=lambda limit: type(limit).__name__,
+)
+def test_a_tally_of_a_key_forgets_in_time_what_ended_by_a_time_that_stays_late(
+    two_clocks: Clocks, others: Others, rules: Any, limit: Any, back: int
+) -> None:
+    """It was before what had left already, so nothing took it away until all was counted anew."""
+    rules(keyed=Rule(limits=[limit]))
+    ensure_states("default", ["keyed"])
+    others.look("dispenser", then=2)
+    others.be("dispenser").settle()
+    for _ in range(50):
+        send("keyed", key="k")
+    counted = two_clocks.mono
+
+    def passes() -> int:
+        others.be("dispenser").look()
+        return len(release("default", ["keyed"]).released)
+
+    while not passes() or two_clocks.mono - counted < 2 * back:
+        answer_all(two_clocks)
+        two_clocks.pass_by(0.5)
+    late_by(two_clocks, others, back)
+    two_clocks.pass_by(0.8)
+    answer_all(two_clocks)
+    begun = 0
+    for _ in range(150):
+        begun += passes()
+        answer_all(two_clocks)
+        two_clocks.pass_by(0.5)
+    assert begun >= 2
+
+
 def test_the_first_of_all_has_agreed_before_its_first_pass(
     two_clocks: Clocks, others: Others
 ) -> None:
