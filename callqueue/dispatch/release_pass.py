@@ -471,6 +471,7 @@ def _account(locked: _Locked, lead: float) -> Account:
     kept = {rule: (row.passes, row.memo) for rule, row in locked.rows.items()}
     memo = Memo.load(locked.group, kept, locked.book.version)
     until, moved = locked.now + round(lead * SECOND), locked.reading.moved
+    memo.go_by(moved)
     group = tuple(locked.group)
     return Account(locked.using, locked.book, group, locked.now, until, memo, moved=moved)
 

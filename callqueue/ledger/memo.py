@@ -41,6 +41,7 @@ class Memo:
     # by rule, the budget that kept its next call back; for who looks
     binding: dict[str, str] = field(default_factory=dict)
     room: dict[str, Any] = field(default_factory=dict)  # as `KnownRoom` dumps it
+    moved: int = 0  # how far the ledger was
 
     @classmethod
     def load(
@@ -68,7 +69,15 @@ class Memo:
             dict(stored["gathering"]),
             dict(stored.get("binding", {})),
             dict(stored.get("room", {})),
+            stored.get("moved", 0),
         )
+
+    def go_by(self, moved: int) -> None:
+        """Forget the levels where the ledger was moved since: where ledger time went back, what was
+        open at their instants may have ended before them.
+        """
+        if moved != self.moved:
+            self.levels, self.moved = {}, moved
 
     def dump(self, version: Mapping[str, int], settings: int) -> dict[str, Any]:
         return {

@@ -188,7 +188,9 @@ class Tallies:
 
     def is_current(self, known: Kept) -> bool:
         behind = self.horizon() - known.left
-        return known.has_former or -BACK <= behind <= longest_gap(self.limit)
+        # what ends from now on is to leave: of a short window even a little late is before that
+        is_ahead = known.left > self.now - SECOND or behind < -BACK
+        return known.has_former or (not is_ahead and behind <= longest_gap(self.limit))
 
     def find_next(self) -> Us:
         """When more may leave than is known now. At most one statement."""

@@ -20,6 +20,7 @@ from callqueue import (
     Retry,
     Rule,
     SlidingWindow,
+    TokenBucket,
     clocks,
     conf,
     database,
@@ -619,6 +620,36 @@ def test_a_clock_set_back_while_one_agrees_puts_nothing_in_the_future(
     assert Hold.objects.get().until == until
 
 
+def test_who_agreed_before_the_clock_was_set_back_says_nothing_of_the_time_since(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had read the clock, and committed only once another had come: to that one somebody had
+    agreed since. Who was away puts ledger time forward, and what that one wrote was too old.
+    """
+    others.look("dispenser", then=1)
+    others.be("dispenser").settle()
+    others.look("agreer", "dispenser", then=0.4)
+    others.look("dispenser")
+    assert released(two_clocks) == 20
+    others.look("dispenser")
+
+    def meanwhile() -> None:
+        two_clocks.jump(-3600)
+        others.look("newcomer")
+        others.be("agreer")
+
+    just_before(monkeypatch, "_agree", meanwhile)
+    others.be("agreer").agree()
+    two_clocks.pass_by(1)
+    others.be("newcomer")
+    answer_all(two_clocks)
+    two_clocks.pass_by(1)
+    others.be("dispenser")
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(60.5)
+    assert released(two_clocks) == 20
+
+
 @pytest.mark.parametrize("first", ["look", "check"])
 def test_a_clock_that_is_put_forward_again_while_ledger_time_is_late_makes_nothing_too_early(
     two_clocks: Clocks, others: Others, first: str
@@ -749,6 +780,68 @@ def test_a_key_waits_no_longer_where_ledger_time_stays_late(
     release("default", ["keyed"])
     two_clocks.pass_by(3.5)
     assert len(release("default", ["keyed"]).released) == 1
+
+
+def late_by(two_clocks: Clocks, others: Others, seconds: float) -> None:
+    """The clock is set back, and somebody who comes just then agrees before the dispenser looks."""
+    others.look("dispenser")
+    two_clocks.jump(-seconds)
+    others.be("newcomer").look()
+    others.be("newcomer").agree()
+    others.look("dispenser")
+
+
+@pytest.mark.parametrize("back", [600, 1800])
+def test_a_bucket_holds_no_more_where_ledger_time_stays_late_until_it_is_as_late_as_it_was(
+    two_clocks: Clocks, others: Others, rules: Any, back: int
+) -> None:
+    """What it held then is kept; what was under way has ended by the late time, so before that."""
+    rules(r=Rule(limits=[TokenBucket("20/h", burst=20, jitter=0.05)]))
+    others.look("dispenser", then=2)
+    others.be("dispenser").settle()
+    assert released(two_clocks) == 20
+    late_by(two_clocks, others, back)
+    two_clocks.pass_by(1)
+    answer_all(two_clocks)
+    look_twice_a_second(two_clocks, others, back, "dispenser")
+    others.be("dispenser")
+    assert released(two_clocks) <= back * 20 // 3600
+
+
+@pytest.mark.parametrize("back", [8, 20])
+@pytest.mark.parametrize(
+    "limit",
+    [SlidingWindow("1/6s", per="key"), TokenBucket("1/20s", burst=4, per="key")],
+    ids=lambda limit: type(limit).__name__,
+)
+def test_a_tally_of_a_key_forgets_in_time_what_ended_by_a_time_that_stays_late(
+    two_clocks: Clocks, others: Others, rules: Any, limit: Any, back: int
+) -> None:
+    """It was before what had left already, so nothing took it away until all was counted anew."""
+    rules(keyed=Rule(limits=[limit]))
+    ensure_states("default", ["keyed"])
+    others.look("dispenser", then=2)
+    others.be("dispenser").settle()
+    for _ in range(50):
+        send("keyed", key="k")
+    counted = two_clocks.mono
+
+    def passes() -> int:
+        others.be("dispenser").look()
+        return len(release("default", ["keyed"]).released)
+
+    while not passes() or two_clocks.mono - counted < 2 * back:
+        answer_all(two_clocks)
+        two_clocks.pass_by(0.5)
+    late_by(two_clocks, others, back)
+    two_clocks.pass_by(0.8)
+    answer_all(two_clocks)
+    begun = 0
+    for _ in range(150):
+        begun += passes()
+        answer_all(two_clocks)
+        two_clocks.pass_by(0.5)
+    assert begun >= 2
 
 
 def test_the_first_of_all_has_agreed_before_its_first_pass(
