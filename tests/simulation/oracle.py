@@ -110,7 +110,9 @@ class Judge:
         joined = [
             p
             for p in self.settings
-            if not p.is_dead and p not in self.taken_leave and self.released_first.get(p, now) < began_at
+            if not p.is_dead
+            and p not in self.taken_leave
+            and self.released_first.get(p, now) < began_at
         ]
         shown = min(self.shown(began_at), self.shown(now))
         for pk, call, rule, queue, key in rows:
