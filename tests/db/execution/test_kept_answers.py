@@ -13,6 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 from cryptography.fernet import Fernet
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from callqueue import Retry, Rule, Secret, clocks, handler
 from callqueue.exceptions import AnswerCut
@@ -315,6 +317,10 @@ def test_what_is_kept_is_composed_once_and_not_while_rows_are_locked(
     inside = recorder.database.in_transaction("default")  # a test's own transaction
     remote.answers["/2"] = lost
     release()
-    make_together(list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)))
+    ids = list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
+    with CaptureQueriesContext(connection) as said:
+        make_together(ids)
     assert composed == [inside] * 4
     assert CallAttempt.objects.filter(finished_at=None).count() == 1
+    of_attempts = [one["sql"] for one in said.captured_queries if "callattempt" in one["sql"]]
+    assert all("WHERE" in sql for sql in of_attempts if sql.startswith("SELECT"))

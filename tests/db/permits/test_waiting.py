@@ -93,6 +93,18 @@ def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
             other.withdraw()
 
 
+def test_a_pass_that_a_permit_makes_releases_none_that_goes_behind_it(rules: Rules) -> None:
+    """Whose code may look at its row a while later: its attempt would be open for nothing."""
+    rules(r=Rule(limits=[SlidingWindow("2/5s")]))
+    with travel() as clock:
+        taken(), taken()
+        behind = waiter(priority=4)
+        clock.forward(6)
+        assert isinstance(pass_now(new_waiter(priority=5)), Job)
+        assert waiting_rows().get().pk == behind.pk
+        assert isinstance(pass_now(behind), Job)
+
+
 @pytest.mark.parametrize("how", ["settled", "resumed", "cancelled ahead"])
 def test_a_slot_that_opens_early_is_found_soon(rules: Rules, how: str) -> None:
     """Somebody of those who wait makes a pass every few seconds, though the slot is an hour off."""
