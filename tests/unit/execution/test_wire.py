@@ -375,6 +375,7 @@ def test_brotli_that_cannot_be_bounded_is_not_unfolded(
     monkeypatch.setitem(wire._UNBOUNDED, "br", "cannot be bounded")
     with Peer(answering(answer_bytes(brotli.compress(b"ok"), Content_Encoding=encoding))) as peer:
         answer = call(peer.url())
+        assert peer.has_closed(1), "while somebody has the answer"
     assert (body_of(answer), answer.broken) == (b"", True)
 
 
