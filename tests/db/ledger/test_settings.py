@@ -11,8 +11,10 @@ from unittest import mock
 from unittest.mock import Mock
 
 import pytest
+from django.db import connection
 from django.db.models import F
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -55,6 +57,14 @@ def answer_all(seconds_ago: float = 0.0) -> None:
         started_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED, **moved
     )
     CallQueue.objects.dispatched().update(status=states.DONE, finished_at_dt=at)
+
+
+def test_who_asks_many_times_a_second_has_the_book_read_once(rules: Rules) -> None:
+    rules(r=Rule())
+    book = settings.book_lately("default")
+    with CaptureQueriesContext(connection) as said:
+        assert settings.book_lately("default") is book
+    assert not said.captured_queries
 
 
 @pytest.fixture
