@@ -82,6 +82,8 @@ def test_what_is_longer_is_cut_and_attempt_and_answer_say_so(
         answer.json()
     assert (refused.value.size, refused.value.kept) == (len(body), len(answer.body))
     assert (fresh(call).status, fresh(call).error_message) == (Status.DONE, "")
+    whole = made(rules, remote, b"a\xc3", KEEP_RESPONSE_BYTES=2).answer
+    assert (whole.body, whole.is_cut) == (b"a\xc3", False)
     nothing = made(rules, remote, b"{}", KEEP_RESPONSE_BYTES=0)
     answer = nothing.answer
     assert (answer.body, answer.size, answer.is_cut) == (b"", 2, True)

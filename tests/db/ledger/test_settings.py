@@ -225,6 +225,14 @@ def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
     assert not of_settings(told)
 
 
+def test_who_has_other_settings_now_takes_its_own_opinion_back_at_once(waiting: Any) -> None:
+    waiting(r=100)
+    one = Process("one", r=STRICT)
+    assert one.goes() == {"r": 2}
+    one.book = bind({"r": LOOSE})
+    assert one.goes() == {"r": 38}
+
+
 @pytest.mark.parametrize("odd", [{"kind": "LeakyBucket"}, {"kind": "SlidingWindow", "colour": 1}])
 def test_a_limit_that_this_version_does_not_know_stops_its_rules_alone(
     waiting: Any, odd: dict[str, Any]
