@@ -180,7 +180,6 @@ class Dispenser:
             with suppress(DatabaseError, InterfaceError):
                 self.outbox.end(self._all_groups, broker.PATIENCE + LEAVING)
             self.chores.wait(LEAVING)
-            self.chores.is_loop = False
             database.close_kept(self.using)
             with suppress(DatabaseError, InterfaceError):
                 self._listener.close()

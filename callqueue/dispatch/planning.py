@@ -95,15 +95,14 @@ def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int
 
 
 def opens(account: Account, rule: str, queues: Collection[str]) -> tuple[Us | None, Budget | None]:
-    """When a call of cost 1 may go (None: after an answer), and the limit that says so."""
+    """When a call of cost 1 may go (None: after an answer), and the limit that says so. Of a rule
+    that has limits in calls.
+    """
     of_rule, of_queues = _limits_in_calls(account, rule)
     ways = [
         max(
-            (
-                (_opens_at(account, one, queue), -place, one)
-                for place, one in enumerate((*of_rule, *of_queues))
-            ),
-            default=(account.now, 0, None),
+            (_opens_at(account, one, queue), -place, one)
+            for place, one in enumerate((*of_rule, *of_queues))
         )
         for queue in (queues if of_queues else ("",))
     ]

@@ -78,7 +78,7 @@ class Clearance:
     """What jobs wait for that may not be begun yet: none is sent or recorded before it is given."""
 
     def __init__(self) -> None:
-        self._is_begun = False
+        self._is_begun: bool  # once that is given
         self._given, self._heard = threading.Event(), threading.Event()
 
     def wait(self) -> bool:

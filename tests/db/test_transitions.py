@@ -175,6 +175,11 @@ def test_what_cannot_be_requeued_says_so_and_a_query_counts_what_it_moved(
         else:
             with pytest.raises(IllegalTransition, match=str(call.pk)):
                 fresh(call).requeue(again=again)
+    other, key = send("r"), f"k{start}"
+    put(other, Status.DONE)
+    put(call, start, unique_key=key)
+    assert every.filter(unique_key=key).requeue() == (start in Move.REQUEUE.sources)
+    assert fresh(other).status == Status.DONE
     put(call, start)
     # There is no attempt that nobody has begun, so what is DISPATCHED stays so.
     assert every.cancel() == (start in states.CANCELLABLE)

@@ -201,11 +201,16 @@ def test_a_dispenser_that_waits_for_an_answer_goes_on_when_the_ledger_is_told(ru
     assert CallAttempt.objects.count() == 2
 
 
-def test_what_was_told_of_late_ages_late(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    ("limit", "within"),
+    [(TWO, 20), (TokenBucket("2/10s", burst=2), 10)],
+    ids=["window", "bucket"],
+)
+def test_what_was_told_of_late_ages_late(rules: Rules, limit: Any, within: float) -> None:
     """Else nobody would see that it has aged away, and keys would go on waiting for the answer."""
-    released(rules, Rule(limits=[TWO]))
+    released(rules, Rule(limits=[limit]))
     telling.tell("default", under_way(ago=3600))
     now = ledger_time.now("default")
     for sent in CallAttempt.objects.values_list("sent_at", flat=True):
-        assert now - sent < timedelta(seconds=20)
+        assert now - sent < timedelta(seconds=within)
     assert len(release()) == 2

@@ -11,8 +11,10 @@ from unittest import mock
 from unittest.mock import Mock
 
 import pytest
+from django.db import connection
 from django.db.models import F
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -55,6 +57,14 @@ def answer_all(seconds_ago: float = 0.0) -> None:
         started_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED, **moved
     )
     CallQueue.objects.dispatched().update(status=states.DONE, finished_at_dt=at)
+
+
+def test_who_asks_many_times_a_second_has_the_book_read_once(rules: Rules) -> None:
+    rules(r=Rule())
+    book = settings.book_lately("default")
+    with CaptureQueriesContext(connection) as said:
+        assert settings.book_lately("default") is book
+    assert not said.captured_queries
 
 
 @pytest.fixture
@@ -213,6 +223,14 @@ def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
     assert second.goes() == {"r": 40}
     assert settings.version("default") == version
     assert not of_settings(told)
+
+
+def test_who_has_other_settings_now_takes_its_own_opinion_back_at_once(waiting: Any) -> None:
+    waiting(r=100)
+    one = Process("one", r=STRICT)
+    assert one.goes() == {"r": 2}
+    one.book = bind({"r": LOOSE})
+    assert one.goes() == {"r": 38}
 
 
 @pytest.mark.parametrize("odd", [{"kind": "LeakyBucket"}, {"kind": "SlidingWindow", "colour": 1}])

@@ -26,11 +26,12 @@ from callqueue import (
     database,
     transitions,
 )
+from callqueue.database import to_us
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
-from callqueue.ledger import ledger_time, tallies
+from callqueue.ledger import ledger_time, tallies, tally_rows
 from callqueue.ledger.tally_rows import CORRECTIONS
 from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import Limit
@@ -482,6 +483,17 @@ def test_thousands_that_cost_more_are_counted_before_the_next_release(
     assert make_pass("default", ["r"]).released == [], "a hundred are free"
     send("r", cost={"tokens": 50}, priority=9)
     assert len(make_pass("default", ["r"]).released) == 1
+
+
+@pytest.mark.django_db
+def test_what_left_of_several_keys_of_one_bucket_is_told_in_the_order_of_its_ends() -> None:
+    """In another, the bucket would be taken to be fuller of what is owed than it is."""
+    (budget,) = bind({"r": Rule(limits=[TokenBucket("1/m", burst=9, per="team")])}).budgets["r"]
+    one, other = (json.dumps({"team": "T", "user": user}) for user in "ab")
+    now = to_us(past_attempts("r", [one, one, other], minutes=[3, 3, 2]))
+    asked = tally_rows.Leaving(budget, now - budget.limit.window_us, now, now)
+    (left,) = tally_rows.what_left("default", [asked])
+    assert [(value, cost) for value, _, cost in left] == [("T", 2), ("T", 1)]
 
 
 # --- records that come late

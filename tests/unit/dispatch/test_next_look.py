@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from callqueue.dispatch.next_look import (
+    AGREE,
     BUSY,
     LOCKED,
     NO_STREAK,
@@ -19,6 +20,7 @@ from callqueue.dispatch.next_look import (
     Streak,
     Wait,
     when_locked,
+    when_outdated,
     when_passed,
 )
 from callqueue.ledger.account import GLANCED, Glance
@@ -68,6 +70,12 @@ def test_rules_that_are_locked_are_tried_ever_less_often() -> None:
     assert passed(last=look.streak).streak.locked == 0
 
 
+def test_where_dispensers_do_not_agree_yet_nothing_goes_on_at_once_that_bears_no_fruit() -> None:
+    look = when_outdated(Streak(locked=3))
+    assert (look.after, look.joins, look.streak) == (AGREE, True, Streak(fruitless=1))
+    assert not passed(UNFINISHED, look.streak, opens_in=9.0).goes_on
+
+
 def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() -> None:
     """And a round of keys is gone through to its end."""
     assert passed(UNFINISHED, has_released=True, opens_in=9.0).goes_on
@@ -75,7 +83,7 @@ def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() ->
     second = passed(UNFINISHED, first.streak, opens_in=9.0)
     assert (first.goes_on, second.goes_on, second.after) == (True, False, REVIEW)
     assert not passed(UNFINISHED, when_locked(NO_STREAK).streak, opens_in=9.0).goes_on
-    look = passed()
+    look = when_locked(NO_STREAK)
     for _ in range(50):
         look = passed(UNFINISHED | Wait(is_mid_round=True), look.streak)
         assert look.goes_on

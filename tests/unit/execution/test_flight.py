@@ -38,7 +38,8 @@ def _job(attempt_id: int, rule: str) -> Any:
 def crew_of(work: Callable[[Any], Any]) -> tuple[Any, Callable[[int], None]]:
     """A crew, and what waits until so many of its jobs have ended."""
     bell = queue.SimpleQueue[None]()
-    crew: Any = flight.Crew(work, lambda: bell.put(None))
+    # who rings can be given the next job: else another thread would be begun for it
+    crew: Any = flight.Crew(work, lambda: crew.resting and bell.put(None))
 
     def wait_for(count: int) -> None:
         while len(crew.ended) < count:
@@ -161,6 +162,29 @@ def test_what_waits_for_room_has_not_landed() -> None:
     one.boarding[0].waiting = []
     one._settle()
     assert landed.is_set() and not one.boarding
+
+
+def test_a_task_that_goes_away_waits_for_what_is_just_being_begun_of_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it gives back then, the flight does not begin at the same time."""
+    began, one, message = (
+        threading.Event(),
+        flight.Flight("default", lambda: 1),
+        flight.Message([1]),
+    )
+
+    def begin(*_: Any) -> list[Any]:
+        began.set()
+        wait_until(lambda: not one.inbox.empty(), 20)
+        return []
+
+    monkeypatch.setattr(flight.claim, "begin", begin)
+    monkeypatch.setattr(one, "_connected", lambda work: work())
+    one.inbox.put(message)
+    assert began.wait(20)
+    one._abandon(message, 20)
+    assert message.settled.is_set()
 
 
 def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(
@@ -321,6 +345,18 @@ def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list
         pause.begin("no more")
         clock[0] += ahead
     assert _seconds_of(pause, clock) == 0.5, "calls that were taken before make it no longer"
+
+
+def test_who_rests_does_so_until_the_pause_is_over_or_as_long_as_a_task_may_wait(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept, pause = list[float](), starvation.Shortage()
+    monkeypatch.setattr(starvation.time, "sleep", slept.append)
+    pause.rest(None)
+    pause.begin("no more")
+    pause.rest(None)
+    pause.rest(0.25)
+    assert slept == [0, 1, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def test_what_is_charged_already_is_waited_for() -> None:
     assert drained(Concurrency(4), 100) is None
     assert drained(Concurrency(4), 3) == 0
     assert drained(Concurrency(4), 100, latency=0.5) == pytest.approx(12)
+    assert drained(FixedWindow("1/d"), 1) == 0
     years = drained(FixedWindow("1/d"), 10_000_000)
     assert years == pytest.approx(10_000_000 * 86400, rel=0.001)
 
