@@ -412,7 +412,7 @@ def _lock(
     book = book.moved_by(reading.moved)
     # What such a pass has charged is not to be seen before it is committed, and perhaps it has no
     # other row in common with this one.
-    former = book.left_lately(group, now).difference(group)
+    former = book.former_rules_under_way(group, now).difference(group)
     if former and not rule_rows.try_lock(using, former):
         return None
     return _Locked(using, book, group, rows, now, reading)

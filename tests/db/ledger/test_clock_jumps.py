@@ -36,7 +36,7 @@ from callqueue.execution.connection import Trip
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import transaction as in_time
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import SECOND
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import (
@@ -140,7 +140,7 @@ def tell_of_all(two_clocks: Clocks) -> None:
         assert telling.tell("default", jobs) == len(jobs)  # now it knows of the jump
 
 
-STRICT, LAX = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
+STRICT, LAX = (book_of({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
 
 
 def rates_in_force() -> set[str]:

@@ -30,7 +30,7 @@ from callqueue.dispatch import release_pass
 from callqueue.dispatch.release_pass import release
 from callqueue.history import audit
 from callqueue.ledger import ledger_time, settings
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.in_force import LATE
 from callqueue.limits.kinds import SECOND
 from callqueue.look import look
@@ -251,7 +251,7 @@ def test_opinions_outlive_the_row_of_the_settings(two: Any) -> None:
     _, loose = two
     SettingsState.objects.all().delete()
     assert loose.goes() == {}
-    book = settings.book_in_force("default", bind({"r": LOOSE}))
+    book = settings.book_in_force("default", book_of({"r": LOOSE}))
     assert len(book.budgets["r"]) == 2
 
 

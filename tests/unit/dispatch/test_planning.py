@@ -14,7 +14,7 @@ from callqueue.dispatch.planning import Plan
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held, InForce
 from callqueue.ledger.ready_calls import Candidate
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 
 NOW = 1_800_000_000_000_000  # microseconds
 SECOND = 1_000_000
@@ -23,7 +23,7 @@ FREE = Held({})
 
 def account(lead: float = 0.0, **rules: Rule) -> Account:
     """Of rules that nothing was charged to yet."""
-    return Account("default", bind(rules), tuple(sorted(rules)), NOW, NOW + round(lead * SECOND))
+    return Account("default", book_of(rules), tuple(sorted(rules)), NOW, NOW + round(lead * SECOND))
 
 
 def calls(rule: str, *ids: int, **more: Any) -> list[Candidate]:
