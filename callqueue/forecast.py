@@ -111,7 +111,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
 
 
 def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) -> ledger.Account:
-    memo = ledger.Memo.load(group, rule_rows.memos(using, group), book.version)
+    memo = ledger.Memo.load(group, rule_rows.passes_and_memos(using, group), book.version)
     account = ledger.read(using, book, group, now, memo)
     account.read_keys([key])
     return account

@@ -111,7 +111,7 @@ def read(
 
 def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
     groups = list(groups)
-    memos = rule_rows.memos(using, [rule for group in groups for rule in group])
+    memos = rule_rows.passes_and_memos(using, [rule for group in groups for rule in group])
     found = ledger.Memo()
     for group in groups:
         remembered = {rule: memos[rule] for rule in group if rule in memos}

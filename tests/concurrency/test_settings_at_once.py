@@ -134,7 +134,7 @@ def test_who_is_frozen_while_he_states_his_opinion_keeps_nobody_else_back(rules:
 
     def states(freeze: Any) -> None:
         with database.writing("default"):
-            settings._locked("default")
+            settings._lock_stated("default")
             freeze()
 
     with beside_a_frozen(states) as went_on:

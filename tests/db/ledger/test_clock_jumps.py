@@ -224,7 +224,7 @@ def test_a_sign_of_life_by_a_clock_that_was_set_back_is_put_right(two_clocks: Cl
     recovery.beat("default", "me", digest=party.digest)
     two_clocks.pass_by(0.1)
     others.look()
-    assert settings._is_held("default", party.digest, two_clocks.ledger)
+    assert settings._has_live_dispenser("default", party.digest, two_clocks.ledger)
     assert rates_in_force() == {"2/m", "40/m"}
 
 

@@ -194,10 +194,10 @@ def test_who_was_heard_is_not_called_silent_after_all_were_suspended(two: Any) -
     """Which the database's clock counts, and those do not by which processes are watched."""
     strict, loose = two
     now, digest = ledger_time.now("default"), strict.membership.party.digest
-    loose.membership.party._silent(now)
+    loose.membership.party._look_for_silent(now)
     strict.membership.heartbeat()
-    loose.membership.party._silent(now)
-    assert digest not in loose.membership.party._silent(now + timedelta(hours=1))
+    loose.membership.party._look_for_silent(now)
+    assert digest not in loose.membership.party._look_for_silent(now + timedelta(hours=1))
 
 
 def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
