@@ -28,7 +28,7 @@ from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
-from callqueue.ledger.memo import Memo, name_of, promises_more
+from callqueue.ledger.memo import Memo, group_identity, promises_more
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book, cost_of
 from callqueue.limits.kinds import SECOND
@@ -236,7 +236,7 @@ def remember(
     ledger.save(account)
     served = _served(rows, releases)
     version = account.book.version
-    first, group = min(rows), name_of(rows, version)
+    first, group = min(rows), group_identity(rows, version)
     changed = {
         name
         for name, row in rows.items()
@@ -481,7 +481,7 @@ def _knows_enough(account: Account, locked: _Locked) -> bool:
     return (
         not is_corrected
         and not account.memo.in_turn
-        and account.go_by_known_room(locked.laid)
+        and account.try_known_room(locked.laid)
         and not any(may_be_behind(count) for count in account.open_by_rule.values())
     )
 

@@ -54,7 +54,7 @@ class Party:
         self._looked_at = 0.0  # monotonic
 
     def join(self, own: Book) -> Book:
-        """State these settings' opinion, beside those whose processes live; what is in force then."""
+        """State the opinion of these settings, beside others' that count; what is in force then."""
         opinion = opinion_of(own)
         digest = digest_of(opinion)
 
@@ -151,7 +151,7 @@ def version_sql(using: str) -> str:
 
 
 def book_in_force(using: str, own: Book | None = None, *, known_version: int | None = None) -> Book:
-    """What is in force, for those who only look. One statement, and two more where it has changed."""
+    """What is in force, for those who only look. One statement; two more where it has changed."""
     own = own or conf.current().book
     at = version(using) if known_version is None else known_version
     kept = _books.get(using)

@@ -132,7 +132,7 @@ def _values(account: ledger.Account, budget: Budget, key: str | None) -> Sequenc
     if budget.limit.is_per_queue:
         return account.book.queues_of(budget)
     if budget.id in account.tallies:
-        return account.tallies[budget.id].loaded_fullest()
+        return account.tallies[budget.id].fullest_loaded_values()
     return sorted({value for name, value in {**account.open, **account.aged} if name == budget.id})
 
 

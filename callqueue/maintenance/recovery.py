@@ -210,7 +210,7 @@ def _has_lost_newest(using: str, last: Sign) -> bool:
         return False
     _, released_at, rule = last.newest
     book = settings.book_in_force(using)
-    window = tallies.counted_for(book).get(rule, tallies.MARGIN)
+    window = tallies.counting_times(book).get(rule, tallies.MARGIN)
     return ledger_time.now(using) - released_at < timedelta(microseconds=window)
 
 
@@ -224,7 +224,7 @@ def remembered_for(using: str) -> timedelta:
     """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),
-        timedelta(microseconds=tallies.longest_window(settings.book_in_force(using))),
+        timedelta(microseconds=tallies.longest_counting_time(settings.book_in_force(using))),
     )
 
 

@@ -191,7 +191,7 @@ def test_attempts_are_wanted_for_little_longer_than_their_window() -> None:
     """By a dispenser that was away: it takes away what has left meanwhile, or counts anew."""
     for per, longest in (("rule", 1.01), ("key", 1.5)):
         limit = SlidingWindow("5/30d", per=per)
-        counted = tallies.counted_for(book_of({"r": Rule(limits=[limit])}))["r"]
+        counted = tallies.counting_times(book_of({"r": Rule(limits=[limit])}))["r"]
         assert limit.window_us < counted <= longest * limit.window_us
 
 

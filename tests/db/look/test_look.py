@@ -135,7 +135,7 @@ def test_more_rules_share_a_limit_than_a_statement_joins(rules: Rules) -> None:
     (budget,) = book_of(
         {name: Rule(limits=[SlidingWindow("9/m", name="all")]) for name in names}
     ).budgets["p1"]
-    assert tally_rows.first_end("default", budget, 0) is None
+    assert tally_rows.first_end_after("default", budget, 0) is None
 
 
 def test_calls_are_spread_over_the_values_of_a_part_of_their_keys(rules: Rules) -> None:
