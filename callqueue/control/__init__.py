@@ -79,7 +79,7 @@ def resume(
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
-    return holds.lift(using, rule, text, but=_kept_sources(text, restored=restored))
+    return holds.lift(using, rule, text, but_sources=_kept_sources(text, restored=restored))
 
 
 def would_end(
@@ -88,7 +88,7 @@ def would_end(
     """How many holds `resume` would end now."""
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
-    return holds.count(using, rule, text, but=_kept_sources(text, restored=restored))
+    return holds.count(using, rule, text, but_sources=_kept_sources(text, restored=restored))
 
 
 def _kept_sources(key: str, *, restored: bool) -> Sequence[str]:

@@ -213,7 +213,7 @@ class _Finder:
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
         args = self.account.using, rule, self.keys.wall, 1, self._least(rule)
-        first = ready_calls.first(*args)
+        first = ready_calls.lock_next(*args)
         if not first or _unfitness(first[0], rule, self.account.book):
             return count
         least = FEWEST if rule in self.keys.in_turn else 1
@@ -224,7 +224,7 @@ class _Finder:
         if rule in self.keys.in_turn:
             return self.keys.candidates(rule, count, least)
         using, wall, only = self.account.using, self.keys.wall, self.room.only_http
-        found = ready_calls.first(using, rule, wall, count, least, is_http=only)
+        found = ready_calls.lock_next(using, rule, wall, count, least, is_http=only)
         return found, Wait(on_room=only is not None)
 
 

@@ -178,7 +178,7 @@ class Chores:
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
             after: ready_calls.Pair | None = ready_calls.FIRST
             while after is not None:
-                after = ready_calls.gather(self.using, rule, after)
+                after = ready_calls.give_missing_news(self.using, rule, after)
 
     def _promote(self) -> None:
         now = database.clock(self.using)

@@ -79,7 +79,7 @@ class KeysInTurn:
         memo, tallies = self.account.memo, self.account.tallies.values()
         begun = {rule: ready_calls.FIRST for rule in self.in_turn if rule not in memo.in_turn}
         last = {
-            rule: ready_calls.gather(self.using, rule, tuple(after))
+            rule: ready_calls.give_missing_news(self.using, rule, tuple(after))
             for rule, after in sorted({**memo.gathering, **begun}.items())
             if rule in self.in_turn
         }
@@ -140,7 +140,7 @@ class KeysInTurn:
     def _fetch(self, rule: str, counts: dict[Turn, int]) -> tuple[list[Candidate], list[Turn]]:
         """Calls of each key, and the keys without any: they have none, or it is locked."""
         wanted = {turn.pair: n for turn, n in counts.items()}
-        found, ready = ready_calls.first_of_pairs(self.using, rule, self.wall, wanted)
+        found, ready = ready_calls.lock_next_of_pairs(self.using, rule, self.wall, wanted)
         found_of = Counter((call.priority, call.key) for call in found)
         self._last.update({(rule, *pair): n for pair, n in ready.items() if n == found_of[pair]})
         without = [turn for turn in counts if not found_of[turn.pair]]

@@ -241,7 +241,7 @@ def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
             before = _lock_stated(using)
             return before, change(before, ledger_time.read(using))
 
-    before, after = transaction.timed(using, once)
+    before, after = transaction.again_after_jump(using, once)
     _log_disagreement(using, before, after)
     return after
 

@@ -17,7 +17,7 @@ from callqueue.database import MICROSECOND, from_us
 from callqueue.handlers import method_of
 from callqueue.ledger import holds, ledger_time, ready_calls, settings, tallies
 from callqueue.ledger.ledger_time import LedgerNow
-from callqueue.ledger.transaction import Locked, Pair, free_pairs, transaction
+from callqueue.ledger.transaction import Locked, Pair, lock_free_pairs, transaction
 from callqueue.states import Move
 from callqueue.transitions import Job, Result, after_loss
 
@@ -75,7 +75,7 @@ def _to_end_here(using: str, overdue: Any) -> list[int]:
 
 
 def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
-    pairs = free_pairs(using, ids, begun=True)
+    pairs = lock_free_pairs(using, ids, begun=True)
     leases = [(pair, pair.attempt.lease_until) for pair in pairs]
     return [pair for pair, lease_until in leases if lease_until is not None and lease_until < now]
 

@@ -163,7 +163,7 @@ def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_
                 freeze()
 
         monkeypatch.setattr(ready_calls, "wake_all", wake)
-        monkeypatch.setattr(holds, "_lay", freeze)
+        monkeypatch.setattr(holds, "_lay_one", freeze)
         if at_work_on == "a record":
             timed("default", freeze)
         elif at_work_on == "a hold":
