@@ -234,7 +234,7 @@ class Dispenser:
             return group.is_due(time.monotonic())
         room = self._room(self.maker)  # it looks at all that is in flight
         if is_short and room.is_more_than(group.left):
-            group.note_room()
+            group.want_pass_soon()
         return group.is_due(time.monotonic()) and room.most >= 1
 
     def _apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
@@ -280,7 +280,7 @@ class Dispenser:
         last = group.next_look.streak
         done = release(self.using, group.rules, self.membership.book, last=last, **options)
         self.membership.is_outdated |= done.next_look.joins
-        group.obey(done.next_look, time.monotonic())
+        group.set_next_look(done.next_look, time.monotonic())
         return done
 
     def _broker_refused(self, group: RuleGroup, error: publisher.BrokerAway) -> None:

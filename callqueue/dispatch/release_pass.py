@@ -20,7 +20,7 @@ from callqueue import callbacks, clocks, conf, database, states, tables, transit
 from callqueue.clocks import Reading, Us
 from callqueue.database import from_us
 from callqueue.dispatch import next_look
-from callqueue.dispatch.choosing import choose, may_be_behind
+from callqueue.dispatch.choosing import choose, workers_may_be_behind
 from callqueue.dispatch.next_look import NO_STREAK, ROOMY, NextLook, Room, Streak, Wait
 from callqueue.dispatch.planning import Plan
 from callqueue.handlers import HTTP_METHODS
@@ -482,7 +482,7 @@ def _knows_enough(account: Account, locked: _Locked) -> bool:
         not is_corrected
         and not account.memo.in_turn
         and account.try_known_room(locked.laid)
-        and not any(may_be_behind(count) for count in account.open_by_rule.values())
+        and not any(workers_may_be_behind(count) for count in account.open_by_rule.values())
     )
 
 

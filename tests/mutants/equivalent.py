@@ -27,7 +27,7 @@ _BY_REASON = {
     ],
     "Neither of the two has to do with the other.": [
         "execution/flight.py Flight._turn: self.told = time.monotonic() ended = {id(job) for job, _ in list(self.crew.ended)} -> ended = {id(job) for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
-        "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_be_given_back(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))",
+        "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_open_sooner(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_open_sooner(budget))",
         "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.begun_at = time.monotonic() -> message.begun_at = time.monotonic() message.count += len(begun)",
         "execution/flight.py Flight._settle: self.boarding.remove(message) message.settled.set() -> message.settled.set() self.boarding.remove(message)",
         "execution/connection.py Connection._transmit: self.is_whole = self.is_resting = False # Ahead of the send: what strikes from outside, such as a task's time limit, must not find # it unmarked. gate.sent_at = now() -> gate.sent_at = now() self.is_whole = self.is_resting = False",
@@ -53,7 +53,7 @@ _BY_REASON = {
     "What is read besides is passed over.": [
         "ledger/ready_calls.py take_news: _turns(using).filter(rule__in=rules, key__in={key for _, _, key in named}) -> _turns(using).filter(key__in={key for _, _, key in named})",
         "ledger/ready_calls.py take_news: _turns(using).filter(rule__in=rules, key__in={key for _, _, key in named}) -> _turns(using).filter(rule__in=rules)",
-        "dispatch/choosing.py _is_doubtful: False -> True",
+        "dispatch/choosing.py _may_lack_workers: False -> True",
     ],
     "It rests between two looks.": [
         "ledger/settings.py set_rate: time.sleep(PAUSE) -> pass",
