@@ -80,9 +80,8 @@ def workers_may_be_behind(open_attempts: int) -> bool:
 
 
 def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int:
-    """How many more attempts may be released: some on trust, and as many as workers begun lately.
-
-    One at a time where nobody seems to listen: it is begun as soon as somebody does.
+    """How many more attempts may be released: some on trust, and as many as workers begun lately;
+    where nobody seems to listen, one at a time, which is begun as soon as somebody does.
     """
     now = from_us(account.now)
     lately = now - timedelta(seconds=min(LATELY, lease / 4))
@@ -142,7 +141,6 @@ def choose(
     room: Room = ROOMY,
 ) -> Plan:
     """Choose at most about `batch` releases of each rule. As many statements, whatever waits.
-
     `served`: when each rule was served last. `room`: of whoever makes the calls. `sake`: a rule and
     a priority, where the pass is for a call that has its maker: nothing is looked at that cannot go
     before it, and only what has its maker goes.
@@ -161,7 +159,7 @@ def choose(
     gone = Counter(call.rule for call in made.releases)
     if sake is not None:
         made.drop_workers_calls()
-    made.wait |= keys.settle(made) | _wait_for_holds(account, held)
+    made.wait |= keys.finish(made) | _wait_for_holds(account, held)
     for rule, one in found.items():
         made.wait |= one.wait
         if gone[rule] < len(candidates[rule]):
@@ -233,10 +231,8 @@ class _Finder:
 def _split_unfit(
     by_rule: Mapping[str, Sequence[Candidate]], book: Book
 ) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
-    """The candidates that some instant could admit, and why the others never will be: they would
-    keep back all behind them.
-
-    What one dispenser's limit would never admit, and another's would, waits until one has gone.
+    """The candidates that some instant could admit, and why the others, by id, never will go. What
+    one dispenser's limit would never admit, and another's would, waits until one has gone.
     """
     fit: dict[str, list[Candidate]] = {rule: [] for rule in by_rule}
     unfit: dict[int, str] = {}

@@ -127,10 +127,8 @@ def when_passed(
     untold_attempts: int,
     poll: float,
 ) -> NextLook:
-    """After a pass that counted and chose.
-
-    `opens_in`: seconds until a blocked call may fit, None where nobody knows; `poll`: seconds
-    between two looks for calls that are ready.
+    """After a pass that counted and chose. `opens_in`: seconds until a blocked call may fit, None
+    where nobody knows; `poll`: seconds between two looks for calls that are ready.
     """
     fruitless = 0 if has_released else last.fruitless + (not wait.is_mid_round)
     streak = replace(last, locked=0, fruitless=fruitless)

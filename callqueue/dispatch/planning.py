@@ -59,7 +59,6 @@ def plan(
     rooms: Mapping[tuple[str, str], int] | None = None,
 ) -> Plan:
     """Choose releases up to `account.until`: rules by priority, equals in turns, calls in order.
-
     A call that waits for a budget shuts it for those behind it, so that a costly call is not
     starved by cheap ones. One that waits for room with its maker shuts nothing: another process may
     have some. `served`: when each rule was served last (a running number). `rooms`: by rule and
@@ -225,7 +224,6 @@ class _Planner:
     def _best_way(self, candidate: Candidate) -> _Way | None:
         """The way by the queue that is free first, and of those the one with most room; where all
         wait for an answer, the first; None where all are held, or their workers behind.
-
         A call that went before goes by the next of the queues that are free at the same instant:
         perhaps nobody listens on its last.
         """

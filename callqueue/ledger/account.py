@@ -80,7 +80,6 @@ def _open_sums_sql(
     samples: bool,
 ) -> tuple[str, list[Any]]:
     """Open attempts, summed up over these columns and whether it is known when they were sent.
-
     Rows begin with the place of the former rule, from 1; 0: a rule of the group.
     """
     names = ", ".join(quoted(using, column) for column in columns)
@@ -110,7 +109,6 @@ def aged_since(
     by_release: bool,
 ) -> Iterator[Aged]:
     """The attempts of these rules that were answered since, or sent since and not yet answered.
-
     One statement: of an attempt that is answered meanwhile it sees the one or the other. `told`:
     how many microseconds earlier an unanswered one may have been sent; None: nothing ages
     unanswered. `by_units`: costs in all units rather than in calls.
@@ -424,9 +422,7 @@ def read(
     is_whole: bool = False,
 ) -> Account:
     """The account of a group of rules at `now`, in as many statements whatever the backlog.
-
-    `until`: up to when the caller releases. `has_corrections`: tell the tallies what attempts cost
-    after all; the caller has the rules' lock.
+    `has_corrections`: tell the tallies what attempts cost after all, under the rules' lock.
     """
     until = now if until is None else until
     account = Account(using, book, tuple(rules), now, until, memo or Memo(), is_whole)

@@ -101,10 +101,8 @@ def lay(
     replace: bool = False,
 ) -> bool:
     """Hold a scope of these rules; `lasts=None`: until it is lifted. True: the source did not hold
-    it for one of them, and those are told of.
-
-    A hold in force gets longer only; with `extend=False` it stays as it is; with `replace=True` it
-    is as if it was laid now, and may get shorter.
+    it for one of them, and those are told of. A hold in force gets longer only; with `extend=False`
+    it stays as it is; with `replace=True` it is as if it was laid now, and may get shorter.
     """
     scope = {"per": per, "value": value, "source": source}
 

@@ -25,11 +25,10 @@ _BETWEEN = "\x1f"
 
 @dataclass
 class Memo:
-    """What passes remember of a group of rules.
-
-    It is believed only while every row has had as many passes since as `version` says, and names
-    this group, by this version of the settings, as the last that had one. Any other pass over one
-    of the rules voids it; so does a rule that shared a budget by another version.
+    """What passes remember of a group of rules. It is believed only while every row has had as many
+    passes since as `version` says, and names this group, by this version of the settings, as the
+    last that had one. Any other pass over one of the rules voids it; so does a rule that shared a
+    budget by another version.
     """
 
     # of token buckets, (instant, level, fingerprint) by scope

@@ -118,9 +118,8 @@ def lock_next(
     *,
     is_http: bool | None = None,
 ) -> list[Candidate]:
-    """Lock the next `count` calls of a rule that have not expired by now on the wall. Calls that
-    someone else has locked are passed over. `is_http`: HTTP calls only, or others only; those that
-    have their makers in any case.
+    """Lock the next `count` calls of a rule that have not expired, passing over what is locked.
+    `is_http`: HTTP calls only, or others only; those that have their makers in any case.
     """
     where, params = _may_go_sql(using, rule, wall)
     if is_http is not None:

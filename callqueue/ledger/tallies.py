@@ -437,7 +437,6 @@ def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
 def apply_corrections(using: str, group: Sequence[str], tallies: Collection[Tallies]) -> None:
     """Tell the tallies what attempts of these rules cost after all, and take the marks from their
     rows, also where there are no tallies. Two statements for CORRECTIONS of them.
-
     All of them, for the next release must not be decided by less than is known; and after recounts,
     which count what is still to be corrected as it was charged.
     """

@@ -71,7 +71,6 @@ class Leaving(NamedTuple):
 
 def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
     """What left the windows of these budgets: (value, ended, cost). A statement for many of them.
-
     What is still to be corrected stays: whoever corrects it takes it away.
     """
     found: list[list[tuple[str, Us, int]]] = [[] for _ in asked]
@@ -129,7 +128,6 @@ def _rows_by_budget(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
 
 def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
     """What is open or ended since that instant, of each budget: (value, cost). One statement.
-
     What is to be corrected costs what it was charged, since the correction comes after; also where
     it ended before, unless it was settled after its end.
     """

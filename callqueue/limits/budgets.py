@@ -181,7 +181,6 @@ def larger_cost(one: Cost, other: Cost) -> Cost:
 @lru_cache(maxsize=16384)
 def key_part(key: str, per: str) -> str:
     """The value that `per` picks from a call's key text; "" where the key has no such part.
-
     A key is one string, or a mapping written as JSON with sorted names. For `per="key"` a mapping
     counts as a whole unless it has a part named "key".
     """

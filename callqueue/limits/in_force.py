@@ -43,7 +43,6 @@ class Stated:
 
     def book(self, own: Book) -> Book:
         """What is in force for a process of these settings: its own limits, and all opinions'.
-
         A limit counts every rule that any of them counts in it, and where they differ in it, all
         must admit a call. Of one version, every process that has stated its opinion finds the same.
         """

@@ -103,7 +103,7 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
         if others:
             recovery.beat("default", "another")
         waits.clear()
-        dispenser.settle(stop)
+        dispenser.wait_until_clock_settles(stop)
         assert bool(waits) == (others and is_new)
         assert all(0 < seconds <= 1 for seconds in waits)
 
