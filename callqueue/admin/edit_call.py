@@ -20,7 +20,7 @@ from callqueue import database, handlers, states
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.fields import new_idempotency_key
 from callqueue.handlers import HTTP_METHODS, method_of
-from callqueue.limits.budgets import key_parts
+from callqueue.limits.budgets import named_parts
 from callqueue.models import CallQueue
 from callqueue.security.redaction import REDACTED, hidden_in, redact_params
 from callqueue.security.secrets import Secret, walked
@@ -64,7 +64,7 @@ def save(call: CallQueue, call_data: Any) -> str:
     A changed request gets an idempotency key of its own: an API would take the old key for the old
     request.
     """
-    key = key_parts(call.key) or call.key
+    key = named_parts(call.key) or call.key
     request = intake.CallRequest(call_data, call.rule, key, call.priority, call.cost)
     checked = intake.prepare(request)
     if checked is None:

@@ -20,7 +20,7 @@ from callqueue.admin.base import OwnAdmin, log_change, may, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.ledger import settings
-from callqueue.limits.budgets import Budget, key_parts
+from callqueue.limits.budgets import Budget, named_parts
 from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.limits.kinds import Limit
 from callqueue.look import RuleLook, look, notes, words
@@ -216,7 +216,7 @@ def _duration(seconds: float | None) -> str:
 
 def _key(text: str) -> Any:
     # As `send` takes it: a mapping is JSON. What is too long for one is not read.
-    return text if len(text) > MAX_TEXT else dict(key_parts(text)) or text
+    return text if len(text) > MAX_TEXT else dict(named_parts(text)) or text
 
 
 def _back(rule: str) -> HttpResponse:

@@ -111,7 +111,7 @@ def read(
 
 def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
     groups = list(groups)
-    memos = rule_rows.memos(using, [rule for group in groups for rule in group])
+    memos = rule_rows.passes_and_memos(using, [rule for group in groups for rule in group])
     found = ledger.Memo()
     for group in groups:
         remembered = {rule: memos[rule] for rule in group if rule in memos}
@@ -132,7 +132,7 @@ def _values(account: ledger.Account, budget: Budget, key: str | None) -> Sequenc
     if budget.limit.is_per_queue:
         return account.book.queues_of(budget)
     if budget.id in account.tallies:
-        return account.tallies[budget.id].loaded_fullest()
+        return account.tallies[budget.id].fullest_loaded_values()
     return sorted({value for name, value in {**account.open, **account.aged} if name == budget.id})
 
 

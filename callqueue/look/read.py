@@ -57,7 +57,7 @@ def look(
     """
     with database.one_view(using):
         now, moved, summed_until, version, signs = _moment(using)
-        book = settings.book_in_force(using, at=version).moved_by(moved)
+        book = settings.book_in_force(using, known_version=version).moved_by(moved)
         names = tuple(conf.current().rules if rules is None else rules)
         known = _Known.read(using, book, names, now, moved, key, signs, more)
         differences: Sequence[Difference] = ()

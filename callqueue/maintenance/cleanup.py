@@ -208,9 +208,9 @@ def _spent(using: str) -> Q:
     """The condition of attempts that no limit counts any more, of no rule that is unknown."""
     now, book = _credited(using), settings.book_in_force(using)
     rules_of: dict[int, list[str]] = {}
-    for rule, window in tallies.counted_for(book).items():
+    for rule, window in tallies.counting_times(book).items():
         rules_of.setdefault(window, []).append(rule)
-    longest = timedelta(microseconds=tallies.longest_window(book))
+    longest = timedelta(microseconds=tallies.longest_counting_time(book))
     spent = Q(finished_at__lt=now - longest)
     for window, rules in rules_of.items():
         spent |= Q(rule__in=rules, finished_at__lt=now - timedelta(microseconds=window))

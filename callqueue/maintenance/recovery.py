@@ -17,7 +17,7 @@ from callqueue.database import MICROSECOND, from_us
 from callqueue.handlers import method_of
 from callqueue.ledger import holds, ledger_time, ready_calls, settings, tallies
 from callqueue.ledger.ledger_time import LedgerNow
-from callqueue.ledger.transaction import Locked, Pair, free_pairs, transaction
+from callqueue.ledger.transaction import Locked, Pair, lock_free_pairs, transaction
 from callqueue.states import Move
 from callqueue.transitions import Job, Result, after_loss
 
@@ -75,7 +75,7 @@ def _to_end_here(using: str, overdue: Any) -> list[int]:
 
 
 def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
-    pairs = free_pairs(using, ids, begun=True)
+    pairs = lock_free_pairs(using, ids, begun=True)
     leases = [(pair, pair.attempt.lease_until) for pair in pairs]
     return [pair for pair, lease_until in leases if lease_until is not None and lease_until < now]
 
@@ -210,7 +210,7 @@ def _has_lost_newest(using: str, last: Sign) -> bool:
         return False
     _, released_at, rule = last.newest
     book = settings.book_in_force(using)
-    window = tallies.counted_for(book).get(rule, tallies.MARGIN)
+    window = tallies.counting_times(book).get(rule, tallies.MARGIN)
     return ledger_time.now(using) - released_at < timedelta(microseconds=window)
 
 
@@ -224,7 +224,7 @@ def remembered_for(using: str) -> timedelta:
     """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),
-        timedelta(microseconds=tallies.longest_window(settings.book_in_force(using))),
+        timedelta(microseconds=tallies.longest_counting_time(settings.book_in_force(using))),
     )
 
 

@@ -236,7 +236,7 @@ class Waiter:
                 book,
                 last=self._streak,
                 taker=Taker(self.worker, claim.READS),
-                maker=maker,
+                own_call=maker,
             )
             release_pass.tell_of_unfit(using, done)
         except BaseException:

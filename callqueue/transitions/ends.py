@@ -17,7 +17,7 @@ from callqueue import callbacks, clocks, database, states, tables
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.ledger.transaction import EndingCall, calls_to_end, untimed
+from callqueue.ledger.transaction import EndingCall, lock_calls_to_end, untimed
 from callqueue.limits.rules import Rule, backoff
 from callqueue.states import FINAL, Move
 
@@ -217,7 +217,7 @@ def end_deferred(using: str) -> int:
     def work() -> list[dict[str, Any]]:
         rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
         wanted = [row.call_id for row in rows]
-        free, _ = calls_to_end(using, wanted)
+        free, _ = lock_calls_to_end(using, wanted)
         there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
         settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
         kept.filter(pk__in=settled).delete()

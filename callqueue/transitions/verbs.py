@@ -25,9 +25,9 @@ from callqueue.ledger.ledger_time import LedgerNow, moved_sql
 from callqueue.ledger.transaction import (
     Locked,
     as_ending,
-    calls_to_change,
-    free_pairs,
-    unbegun_of,
+    lock_calls_to_change,
+    lock_free_pairs,
+    lock_unbegun_of,
     untimed,
 )
 from callqueue.states import FINAL, LOST, Move
@@ -192,7 +192,7 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     expiry = Case(of_permit, default=F("expires_at_dt"), output_field=DateTimeField())
 
     def work() -> int:
-        pairs = free_pairs(using, attempt_ids, begun=False)
+        pairs = lock_free_pairs(using, attempt_ids, begun=False)
         _void_locked(using, [pair.attempt.pk for pair in pairs])
         back = [pair.call.pk for pair in pairs if pair.call]
         calls = tables.calls(using).filter(pk__in=back)
@@ -313,7 +313,7 @@ def _requeue(
 ) -> int:
     """Make them NEW, with these columns; the count. No permits: their code has gone on."""
     calls, as_new = tables.calls(using), {**_as_new(), **(columns or {})}
-    found = calls_to_change(using, pks, "unique_key", "status", "method")
+    found = lock_calls_to_change(using, pks, "unique_key", "status", "method")
     keys = [
         (pk, unique_key)
         for pk, unique_key, status, method in found
@@ -352,9 +352,9 @@ def _as_new() -> dict[str, Any]:
 
 
 def _cancel(using: str, pks: Sequence[int]) -> list[int]:
-    found = calls_to_change(using, pks, "status", "last_attempt")
+    found = lock_calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
-    unbegun = unbegun_of(using, last) if last else []
+    unbegun = lock_unbegun_of(using, last) if last else []
     _void_locked(using, [pk for pk, _, _ in unbegun])
     gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
     gone += [call for _, call, number in unbegun if last[call] == number]

@@ -43,10 +43,10 @@ REASONS = {
     "execution/process.py:_hand_on": OWN,
     # A release that this process makes has its lease, wherever else it is looked at.
     "execution/claim.py:begin": OWN,
-    "dispatch/release_pass.py:_attempts": OWN,
+    "dispatch/release_pass.py:_attempts_to_insert": OWN,
     "dispatch/publisher.py:publish": OWN,
     "dispatch/choosing.py:rooms_of_workers": OWN,
-    "dispatch/choosing.py:may_be_behind": OWN,
+    "dispatch/choosing.py:workers_may_be_behind": OWN,
     "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
     "dispatch/release_pass.py:_conclude": OWN,
     "permits/asking.py:Options.wanted": "what its own code may ask for; the pass decides",

@@ -115,7 +115,7 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
         if others:
             recovery.beat("default", "another")
         waits.clear()
-        dispenser.settle(stop)
+        dispenser.wait_until_clock_settles(stop)
         assert bool(waits) == (others and is_new)
         assert all(0 < seconds <= 1 for seconds in waits)
 
@@ -151,7 +151,7 @@ def test_a_loop_that_waits_for_a_broker_an_answer_or_a_maker_rests_between_two_l
     assert group.waits_for_answer
     assert 0 < pause() < 2 * ANSWERS
     group.sending = SimpleNamespace(done=Event(), error=None)
-    group.obey(NextLook(), 0.0)
+    group.set_next_look(NextLook(), 0.0)
     assert 0 < pause() < 2 * SENT
     due = RuleGroup(("due",), NextLook())
     others = {(str(number),): replace(group, rules=("r",)) for number in range(publisher.SLOW)}

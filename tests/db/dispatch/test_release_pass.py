@@ -203,14 +203,14 @@ class Minute:
 
     def __init__(self, clock: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.passes, self.released, self.rows = clock, 0, 0, 0
-        found = ready_calls._candidates
+        found = ready_calls._lock_calls
 
         def candidates(*args: Any, **options: Any) -> Any:
             listed = found(*args, **options)
             self.rows += len(listed)
             return listed
 
-        monkeypatch.setattr(ready_calls, "_candidates", candidates)
+        monkeypatch.setattr(ready_calls, "_lock_calls", candidates)
 
     def run(self) -> None:
         end, answers_at = self.clock.mono + MINUTE, None

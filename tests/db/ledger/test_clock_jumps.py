@@ -37,7 +37,7 @@ from callqueue.execution.connection import Trip
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import transaction as in_time
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import SECOND
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import (
@@ -141,7 +141,7 @@ def tell_of_all(two_clocks: Clocks) -> None:
         assert telling.tell("default", jobs) == len(jobs)  # now it knows of the jump
 
 
-STRICT, LAX = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
+STRICT, LAX = (book_of({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
 
 
 def rates_in_force() -> set[str]:
@@ -225,7 +225,7 @@ def test_a_sign_of_life_by_a_clock_that_was_set_back_is_put_right(two_clocks: Cl
     recovery.beat("default", "me", digest=party.digest)
     two_clocks.pass_by(0.1)
     others.look()
-    assert settings._is_held("default", party.digest, two_clocks.ledger)
+    assert settings._has_live_dispenser("default", party.digest, two_clocks.ledger)
     assert rates_in_force() == {"2/m", "40/m"}
 
 

@@ -32,7 +32,7 @@ from callqueue.dispatch import release_pass
 from callqueue.dispatch.release_pass import release
 from callqueue.history import audit
 from callqueue.ledger import ledger_time, settings
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.in_force import LATE
 from callqueue.limits.kinds import SECOND
 from callqueue.look import look
@@ -204,10 +204,10 @@ def test_who_was_heard_is_not_called_silent_after_all_were_suspended(two: Any) -
     """Which the database's clock counts, and those do not by which processes are watched."""
     strict, loose = two
     now, digest = ledger_time.now("default"), strict.membership.party.digest
-    loose.membership.party._silent(now)
+    loose.membership.party._look_for_silent(now)
     strict.membership.heartbeat()
-    loose.membership.party._silent(now)
-    assert digest not in loose.membership.party._silent(now + timedelta(hours=1))
+    loose.membership.party._look_for_silent(now)
+    assert digest not in loose.membership.party._look_for_silent(now + timedelta(hours=1))
 
 
 def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
@@ -269,7 +269,7 @@ def test_opinions_outlive_the_row_of_the_settings(two: Any) -> None:
     _, loose = two
     SettingsState.objects.all().delete()
     assert loose.goes() == {}
-    book = settings.book_in_force("default", bind({"r": LOOSE}))
+    book = settings.book_in_force("default", book_of({"r": LOOSE}))
     assert len(book.budgets["r"]) == 2
 
 

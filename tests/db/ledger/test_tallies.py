@@ -33,7 +33,7 @@ from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time, tallies, tally_rows
 from callqueue.ledger.tally_rows import CORRECTIONS
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue, RuleState, Tally
 from callqueue.sending.validation import check_key
@@ -192,7 +192,7 @@ def test_attempts_are_wanted_for_little_longer_than_their_window() -> None:
     """By a dispenser that was away: it takes away what has left meanwhile, or counts anew."""
     for per, longest in (("rule", 1.01), ("key", 1.5)):
         limit = SlidingWindow("5/30d", per=per)
-        counted = tallies.counted_for(bind({"r": Rule(limits=[limit])}))["r"]
+        counted = tallies.counting_times(book_of({"r": Rule(limits=[limit])}))["r"]
         assert limit.window_us < counted <= longest * limit.window_us
 
 
@@ -293,7 +293,7 @@ def judge(limit: Limit) -> None:
     kept = {tally.value: tally.used for tally in Tally.objects.filter(budget="r#0") if tally.used}
     pending = CallAttempt.objects.filter(rule="r", correction_pending=True).exists()
     if kept and not pending:
-        book = bind({"r": Rule(limits=[limit])})
+        book = book_of({"r": Rule(limits=[limit])})
         (counted,) = tallies.tallies_of("default", [(book.budgets["r"][0], None)], at, at)
         fresh = {value: tally.used for value, tally in counted.by_value.items() if tally.used}
         assert all(kept.get(value, 0) >= used for value, used in fresh.items())

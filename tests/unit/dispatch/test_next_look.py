@@ -39,11 +39,11 @@ def test_what_waits_for_room_goes_on_soon_after_there_is_more() -> None:
     look = passed(UNFINISHED | Wait(on_room=True))
     assert (look.goes_on, look.on_room, look.after) == (False, True, REVIEW)
     group = RuleGroup(("r",))
-    group.obey(look, now=5.0)
-    group.note_room()
+    group.set_next_look(look, now=5.0)
+    group.want_pass_soon()
     assert group.look_at == 5.0 + TOGETHER
-    group.obey(passed(opens_in=TOGETHER / 2), now=6.0)
-    group.note_room()
+    group.set_next_look(passed(opens_in=TOGETHER / 2), now=6.0)
+    group.want_pass_soon()
     assert group.look_at == 6.0 + TOGETHER / 2, "no later than it was to be"
 
 
@@ -51,7 +51,7 @@ def test_attempts_that_are_too_many_to_count_are_no_news() -> None:
     look = passed(Wait(on_answer=True), open_attempts=GLANCED, untold_attempts=GLANCED - 1)
     assert (look.open_attempts, look.untold_attempts) == (None, GLANCED - 1)
     group = RuleGroup(("r",))
-    group.obey(look, now=5.0)
+    group.set_next_look(look, now=5.0)
     group.notice({"r": Glance(GLANCED - 7, GLANCED - 1, 0)})
     group.notice({"r": Glance(GLANCED, GLANCED - 1, 70)})
     assert not group.is_due(now=5.0), "of ends before the first none is known"
@@ -123,7 +123,7 @@ def test_what_is_blocked_is_looked_at_when_it_may_go(
 )
 def test_a_group_that_waits_is_due_once_there_is_news_of_an_attempt(news: Glance) -> None:
     group, other = RuleGroup(("a", "b")), Glance(1, 0, 60)
-    group.obey(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
+    group.set_next_look(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
     assert group.waits_for_answer
     group.notice({"a": Glance(2, 2, 70), "b": other})
     assert not group.is_due(now=5.0)
@@ -133,7 +133,7 @@ def test_a_group_that_waits_is_due_once_there_is_news_of_an_attempt(news: Glance
 
 def test_trouble_puts_off_a_pass_but_wakes_nobody_from_rest() -> None:
     resting, waiting = RuleGroup(("a",)), RuleGroup(("b",))
-    waiting.obey(passed(opens_in=0.0), now=5.0)
+    waiting.set_next_look(passed(opens_in=0.0), now=5.0)
     for group in (resting, waiting):
         group.put_off(6.0)
     assert not waiting.is_due(now=5.5)
