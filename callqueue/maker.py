@@ -49,7 +49,7 @@ class Maker:
         return Room(most - http, min(most, HANDLED + hung) - len(handled))
 
     def taker(self) -> Taker:
-        return Taker(claim.name_worker(), claim.READS, partial(take_off, self.using))
+        return Taker(claim.new_worker_name(), claim.READS, partial(take_off, self.using))
 
     def leave(self) -> None:
         process.tell_to_go()
@@ -80,7 +80,7 @@ class WorkersMaker:
         suits = cache(is_consumed)
         suits("")  # now: a router of the project's is not asked with the rules' rows locked
         take = partial(take_off, self.using)
-        return Taker(claim.name_worker(), claim.READS, take, suits, most)
+        return Taker(claim.new_worker_name(), claim.READS, take, suits, most)
 
 
 def take_off(using: str, begun: Begun) -> Callable[[bool], None]:

@@ -39,7 +39,7 @@ def execute(using: str, attempt_ids: Sequence[int]) -> int:
 
 class _Message:
     def __init__(self, using: str, attempt_ids: Sequence[int]) -> None:
-        self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.name_worker()
+        self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.new_worker_name()
         self.jobs: list[Job] | None = None
         self.owed: list[Result] = []
 

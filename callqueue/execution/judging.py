@@ -36,7 +36,7 @@ def of_answer(job: Job, answer: Answer) -> Result:
     ended_at, ended_mono = job.now(), clocks.monotonic()
     sent_at, arrived = None, answer.sent_at
     if arrived is not None and job.gate is not None:
-        arrived = job.gate.arrived_by(arrived, ended_mono)
+        arrived = job.gate.latest_arrival(arrived, ended_mono)
     if arrived is not None:
         sent_at = min(ended_at, job.shown_at(arrived))
     if answer.sent and job.call.first_sent_dt is None:
@@ -108,7 +108,7 @@ def _result_by_classify(job: Job, response: Any, cut_note: str, now: datetime) -
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
-            own = claim.imported(classify)(response)
+            own = claim.imported_hook(classify)(response)
             if isinstance(own, outcome.OUTCOMES):
                 return _result_of_verdict(job, own, now, cut_note)
             if own is not None:
@@ -186,7 +186,7 @@ def _cost_by_hook(job: Job, response: Any, cut_note: str) -> Any:
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
-        cost = claim.imported(settle)(response)
+        cost = claim.imported_hook(settle)(response)
         cost = None if cost is None else check_cost(cost)
         return larger_cost(cost, job.attempt.cost) if cut_note and cost is not None else cost
     except BaseException as error:

@@ -86,7 +86,7 @@ class SlotGate(wire.Gate):
 
 def make(job: Job) -> Result:
     """Make one call, and say what came of it."""
-    job.unfit = claim.reason_of_hooks(job)
+    job.unfit = claim.import_error_of_hooks(job)
     if job.unfit is not None:
         return judging.unfit(job)
     try:

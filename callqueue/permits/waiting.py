@@ -72,7 +72,7 @@ class Waiter:
     def __init__(self, wanted: Wanted) -> None:
         self.using: str = router.db_for_write(tables.CallQueue)
         self.wanted, self.wait = wanted, wanted.wait
-        self.worker = f"{states.OF_PERMITS}{claim.name_worker()}"
+        self.worker = f"{states.OF_PERMITS}{claim.new_worker_name()}"
         self.rule, self.key = wanted.call["rule"], wanted.call["key"]
         self.priority: int = wanted.call["priority"]
         self._takes_turns = bool(self.key) or any(one.is_keyed for one in wanted.rule.limits)

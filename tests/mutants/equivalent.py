@@ -18,7 +18,7 @@ _BY_REASON = {
         "limits/rules.py Rule.__post_init__: _whole(self, \"priority\", -32768, 32767) _check_idempotency(self) -> _check_idempotency(self) _whole(self, 'priority', -32768, 32767)",
     ],
     "One of the two only computes.": [
-        "execution/claim.py _begin_row: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
+        "execution/claim.py _columns_when_begun: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
         "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [ ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results ] -> rows = [ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
         "ledger/tallies.py _correct: charged, cost = cost_of(told.charged, unit), cost_of(told.cost, unit) correct = one.settle_ended if told.settled else one.correct -> correct = one.settle_ended if told.settled else one.correct charged, cost = (cost_of(told.charged, unit), cost_of(told.cost, unit))",
         "ledger/settings.py Party._silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",

@@ -30,7 +30,7 @@ REASONS = {
     "maintenance/recovery.py:_lost": MAKER,
     "maintenance/recovery.py:fail_orphans": "fails what no dispenser knows, by all opinions",
     "maintenance/recovery.py:hold_everything": "every rule that may release here",
-    "execution/claim.py:_jobs": MAKER + "; without it, dispensers are asked who has it",
+    "execution/claim.py:_jobs_of_rows": MAKER + "; without it, dispensers are asked who has it",
     "execution/request.py:_policy": "what this process may connect to; no opinion says anything of hosts",
     "ledger/settings.py:book_lately": "joined with what all others hold",
     "maintenance/reconcile.py:queues_wanted": "rules whose hook it has",
