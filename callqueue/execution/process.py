@@ -70,7 +70,7 @@ def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
     with database.kept_connection(using):
-        executor.give_back(using, attempt_ids)
+        executor.give_back_once_free(using, attempt_ids)
 
 
 def _hand_on(using: str, message: Message, task: Any) -> None:
@@ -81,7 +81,7 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
     except Exception as error:
         why = broker.why_away(task.app, error)
         events.emit("publish_failed", queue=message.queue, messages=1, error=why)
-        executor.give_back(using, message.left)
+        executor.give_back_once_free(using, message.left)
 
 
 def land(*, seconds: float | None = None) -> None:

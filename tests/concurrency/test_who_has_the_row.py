@@ -355,7 +355,7 @@ def test_the_others_of_a_message_are_begun_beside_a_cancel_that_has_not_committe
         assert CallQueue.objects.done().count() == 31
     if ends == "commit":
         fresh(cancelled).cancel()
-    assert executor.give_back("default", ids) is None
+    assert executor.give_back_once_free("default", ids) is None
     assert statuses(cancelled) == [Status.CANCELLED if ends == "commit" else Status.NEW]
     assert outcomes(cancelled) == [VOIDED]
     assert len(remote.requests) == 31
