@@ -48,7 +48,7 @@ class _Execution:
     def make_calls(self) -> int:
         self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
         make = telemetry.traced(request.make)
-        self._record([judging.unfit(job) for job in self.jobs if job.unfit is not None])
+        self._record([judging.result_of_unfit(job) for job in self.jobs if job.unfit is not None])
         for job in self.jobs:
             if job.unfit is None:
                 self._record([make(job)])

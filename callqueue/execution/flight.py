@@ -301,7 +301,7 @@ class Flight:
         self.moved = time.monotonic()
         fit = [job for job in jobs if job.unfit is None]
         self._hand_to_crew(fit, _threads_for(fit))
-        self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
+        self._record([judging.result_of_unfit(job) for job in jobs if job.unfit is not None])
 
     def _hand_to_crew(self, jobs: Sequence[Job], threads: int) -> None:
         """Have these made, by so many more threads of the crew. Any thread may call it."""

@@ -88,7 +88,7 @@ def make(job: Job) -> Result:
     """Make one call, and say what came of it."""
     job.unfit = claim.import_error_of_hooks(job)
     if job.unfit is not None:
-        return judging.unfit(job)
+        return judging.result_of_unfit(job)
     try:
         call = job.call
         params, values = disclose(call.method, job.params, rule=call.rule, key=call.key)
@@ -99,7 +99,7 @@ def make(job: Job) -> Result:
             return _given_back(job, Starved(want))
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
-        return scrubbed(judging.failed(job, why), ())
+        return scrubbed(judging.result_of_failure(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
         return scrubbed(_make(job, params), ())
     with at_work(values, call.method, job.params):
@@ -110,15 +110,16 @@ def _make(job: Job, params: Mapping[str, Any]) -> Result:
     job.gate = gate = SlotGate(job)
     try:
         if job.call.method in HTTP_METHODS:
-            return judging.of_answer(job, _send(job, params, gate))
-        return judging.of_value(job, _handle(job, dict(params), gate))
+            return judging.result_of_answer(job, _send(job, params, gate))
+        return judging.result_of_value(job, _handle(job, dict(params), gate))
     except wire.Dropped as dropped:
         return _given_back(job, dropped)
     except BaseException as error:
         if not gate.is_passed and (want := starved(error)):
             return _given_back(job, Starved(want))
         why = texts.worded(error)
-        return judging.lost(job, why) if gate.sent_at is not None else judging.failed(job, why)
+        is_sent = gate.sent_at is not None
+        return judging.result_of_loss(job, why) if is_sent else judging.result_of_failure(job, why)
 
 
 def _given_back(job: Job, dropped: wire.Dropped) -> Result:

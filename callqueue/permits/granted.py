@@ -67,7 +67,7 @@ class Permit:
         said = storable(reason(why))[:LONGEST_MESSAGE]
         self._why = said or "throttled"
         verdict = HoldUntil(until, said, scope=scope)
-        result = judging.of_value(self.job, verdict)
+        result = judging.result_of_value(self.job, verdict)
         self._write(lambda: self._lay_hold(result))
 
     # --- its end

@@ -30,7 +30,7 @@ def wanted(options: Options, url: str) -> Wanted | None:
 def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False) -> Result:
     """What this answer makes of the permit. `is_cut`: its body is the beginning of what came."""
     answer = Answer(response, None, sent=True, truncated=is_cut)
-    return scrubbed(judging.of_answer(permit.job, answer), ())
+    return scrubbed(judging.result_of_answer(permit.job, answer), ())
 
 
 def as_response(status: int, headers: Any, body: bytes | None, url: str) -> Any:

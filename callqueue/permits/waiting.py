@@ -180,7 +180,7 @@ class Waiter:
             opens = job.slot_opens()
             self._slot_at = 0.0 if opens is None else opens + now() - clocks.monotonic()
             return job
-        recorder.write(self.using, [judging.unfit(job)])
+        recorder.write(self.using, [judging.result_of_unfit(job)])
         if job.unfit != claim.EXPIRED:
             self._has_given_up = True
             raise NotNow(None, job.unfit)

@@ -112,7 +112,7 @@ def record(jobs: list[Job]) -> None:
 
 
 def throttled(jobs: list[Job]) -> None:
-    recorder.record("default", [judging.of_value(jobs[0], HoldUntil(60.0, "busy"))])
+    recorder.record("default", [judging.result_of_value(jobs[0], HoldUntil(60.0, "busy"))])
 
 
 def tell(jobs: list[Job]) -> None:

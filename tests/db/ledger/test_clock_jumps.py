@@ -921,7 +921,7 @@ def answered(job: Job, status: int = 200, headers: Any = None) -> Result:
     answer = wire.Answer(
         response=response(status, headers or {}, b"{}"), sent_at=clocks.monotonic(), sent=True
     )
-    return judging.of_answer(job, answer)
+    return judging.result_of_answer(job, answer)
 
 
 @pytest.mark.parametrize("jump", [0.03, 0.45, 604800, -0.03, -0.45, -604800])
@@ -970,7 +970,7 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float, base: float
 ) -> None:
     job.rule = Rule(retry=Retry(base=base))
-    report = judging.failed(job, "no connection")
+    report = judging.result_of_failure(job, "no connection")
     wait = report.due_at - job.wall(report.ended_at)
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
