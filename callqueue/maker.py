@@ -32,7 +32,7 @@ class Maker:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        process.know_worker(self)
+        process.note_worker(self)
         self.flight = process.flight_of(using)
 
     def room(self) -> Room:
@@ -57,7 +57,7 @@ class Maker:
             process.land()
             broker.leave(callbacks.SENDING)
         finally:
-            process.know_worker(None)
+            process.note_worker(None)
 
 
 class WorkersMaker:

@@ -23,7 +23,7 @@ from django.utils.module_loading import import_string
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us
-from callqueue.execution.starvation import starved
+from callqueue.execution.starvation import why_starved
 from callqueue.fields import UNREADABLE
 from callqueue.handlers import HTTP_METHODS, method_of, methods
 from callqueue.ledger import ledger_time, settings
@@ -62,7 +62,6 @@ def begin(
     """Take these attempts, those that are still to be begun or that this worker has, since the
     answer to a first try may have been lost; in the order in which to send them. `lease`: seconds
     for which they are taken; None: as their rules say.
-
     A database that is away is waited for, for as long as a release is good for; and what is locked
     after a try that failed, for a while: its commit may come through yet, and then nobody else
     makes what it has begun.
@@ -291,7 +290,7 @@ def import_error_of_hooks(job: Job) -> str | None:
         except SoftTimeLimitExceeded:  # it has struck this task, whatever was being read
             raise
         except BaseException as error:
-            if starved(error):
+            if why_starved(error):
                 return STARVED
             return f"the rule's {name} cannot be imported: {texts.worded(error)}"
     return None

@@ -36,7 +36,7 @@ from urllib3.util.wait import wait_for_read
 
 from callqueue import aside, clocks
 from callqueue.clocks import Mono
-from callqueue.execution.starvation import starved
+from callqueue.execution.starvation import why_starved
 from callqueue.security.addresses import Place, literal_address, refusal
 
 try:  # what asks how many bytes the other side has not confirmed: Linux, tcp(7), SIOCOUTQ
@@ -134,10 +134,8 @@ class Gate:
         return True
 
     def wait(self) -> None:
-        """Return when the first byte may go, or raise Dropped. Called connected and composed.
-
-        The time spent here counts against no timeout. Called once more, with a new connection,
-        where the server hung up meanwhile.
+        """Return when the first byte may go, or raise Dropped. Called connected and composed, and
+        once more where the server hung up meanwhile. Its time counts against no timeout.
         """
 
 
@@ -265,7 +263,7 @@ class Connection(HTTPConnection):
             late = trip.exceeded_bound("connect", trip.timeouts.connect)
             raise Failed(f"connecting to {self._place} took longer than {late}") from None
         except (OSError, HTTPError) as error:
-            if want := starved(error):
+            if want := why_starved(error):
                 raise Starved(want) from None
             tls = "TLS " * self.is_secure
             raise Failed(f"no {tls}connection to {self._place}: {reason_of(error)}") from None
@@ -309,7 +307,7 @@ class Connection(HTTPConnection):
             # TLS may have sent a part of what it did not take
             if self._is_unsent and not self.is_secure:
                 gate.sent_at = before
-                if want := starved(error):
+                if want := why_starved(error):
                     raise Starved(want) from None
             late = isinstance(error, TimeoutError)
             if self._is_unsent or (late and not wait_for_read(sock, 0)):
@@ -450,7 +448,7 @@ def _resolve(host: str, port: int, trip: Trip) -> list[Any]:
         late = f"is not tried: {error}" if isinstance(error, aside.TooMany) else late
         raise Failed(f"resolving the name {host} {late}") from None
     except Exception as error:
-        if want := starved(error):
+        if want := why_starved(error):
             raise Starved(want) from None
         raise Failed(f"the name {host} does not resolve: {reason_of(error)}") from None
 

@@ -129,7 +129,7 @@ class Permit:
 
     def _lay_hold(self, result: Result) -> None:
         if result.hold is not None:
-            recorder.lay(self._using, result)
+            recorder.lay_hold(self._using, result)
 
     def _end(self, result: Result) -> None:
         """Record the end. A permit is never retried: what a call is retried for has failed."""
@@ -145,7 +145,7 @@ class Permit:
         )
         # Should a crash of the database undo it, the permit is charged until its lease ends.
         is_lazy = result.cost in (None, job.attempt.cost)
-        if recorder.write(self._using, [final], lazily=is_lazy):
+        if recorder.record_once(self._using, [final], lazily=is_lazy):
             breaker.observe(self._using, [result])
         elif result.cost not in (None, job.call.cost):
             self._settle(result.cost)

@@ -180,7 +180,7 @@ class Waiter:
             opens = job.slot_opens()
             self._slot_at = 0.0 if opens is None else opens + now() - clocks.monotonic()
             return job
-        recorder.write(self.using, [judging.result_of_unfit(job)])
+        recorder.record_once(self.using, [judging.result_of_unfit(job)])
         if job.unfit != claim.EXPIRED:
             self._has_given_up = True
             raise NotNow(None, job.unfit)
@@ -355,7 +355,7 @@ class Waiter:
         attempts = tables.attempts(self.using).open().filter(call_id=pk)
         begun = list(attempts.values_list("pk", flat=True))
         jobs = claim.begin(self.using, begun, self.worker) if begun else []
-        recorder.write(self.using, [transitions.after_expiry(job) for job in jobs])
+        recorder.record_once(self.using, [transitions.after_expiry(job) for job in jobs])
 
     def _settled(self) -> int | None:
         """Its row, if it has one, once it is known what became of its last pass."""

@@ -106,7 +106,7 @@ def begins(call: CallQueue, ids: list[int], jobs: list[Job]) -> int:
 
 
 def records(status: int) -> Callable[[CallQueue, list[int], list[Job]], int]:
-    return lambda call, ids, jobs: recorder.write("default", [answered(jobs[0], status)])
+    return lambda call, ids, jobs: recorder.record_once("default", [answered(jobs[0], status)])
 
 
 def requeues(call: CallQueue, ids: list[int], jobs: list[Job]) -> int:
@@ -214,7 +214,7 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
     if end == "undo":
         assert transitions.undo("default", first) == 0
     elif end == "record":
-        assert recorder.write("default", [answered(jobs[0], 500)]) == 1
+        assert recorder.record_once("default", [answered(jobs[0], 500)]) == 1
     else:
         CallAttempt.objects.filter(pk__in=first).update(
             lease_until=ledger_time.now("default") - PAST
@@ -222,7 +222,7 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
         assert recovery.recover("default") == 0
     ended = {"undo": VOIDED, "void": VOIDED, "lost": LOST, "record": states.ERRORED}[end]
     assert (outcomes(call), statuses(call)) == ([ended, OPEN], [Status.DISPATCHED])
-    assert recorder.write("default", [answered(second)]) == 1
+    assert recorder.record_once("default", [answered(second)]) == 1
     assert statuses(call) == [Status.DONE]
 
 
@@ -314,7 +314,7 @@ def test_what_is_written_afterwards_is_what_would_have_been_written(
     reports = [answered(jobs[call.pk], status) for call in (first, second)]
     reports[1].due_at = reports[0].due_at  # the backoff is drawn
     with held_by_a_host(second.pk), waiting_for_nobody():
-        assert recorder.write("default", reports) == 2
+        assert recorder.record_once("default", reports) == 2
     own = {"id", "idempotency_key", "created_dt", "finished_at_dt", "callback_pending", "due_at_dt"}
     own |= {"callback_at", "callback_ask_at"}  # of each, from when its callback may be sent
     CallQueue.objects.update(callback_pending=False)
@@ -333,7 +333,7 @@ def test_a_call_that_went_on_or_is_gone_is_not_ended_afterwards(
     moved, gone = send("r"), send("r")
     reports = [answered(job) for job in claim.begin("default", released_by("r"))]
     with held_by_a_host(moved.pk, gone.pk), waiting_for_nobody():
-        recorder.write("default", reports)
+        recorder.record_once("default", reports)
     CallQueue.objects.filter(pk=moved.pk).update(status=Status.NEW, ready=True)
     CallQueue.objects.filter(pk=gone.pk).delete()
     released_by("r")

@@ -49,7 +49,7 @@ def begun(call: CallQueue) -> Job:
 
 
 def recorded(end: Callable[[Job], Result], call: CallQueue, rules: Rules) -> None:
-    recorder.write("default", [end(begun(call))])
+    recorder.record_once("default", [end(begun(call))])
 
 
 def failing(job: Job) -> Result:
@@ -223,7 +223,7 @@ def test_what_other_code_postpones_meanwhile_is_not_retried_before(rules: Rules,
         CallAttempt.objects.update(lease_until=ledger_time.now("default") - LATE)
         recovery.end_lost("default")
     else:
-        kept(end, job) if "kept" in way else recorder.write("default", [end(job)])
+        kept(end, job) if "kept" in way else recorder.record_once("default", [end(job)])
     after = fresh(call)
     status = Status.NEW if way.startswith("un") else Status.ERROR
     assert (after.status, after.ready, after.due_at_dt) == (status, False, later)
@@ -239,6 +239,6 @@ def test_a_callback_that_other_code_asks_for_while_a_call_is_made_is_owed(
     assert release() == [call]
     job = begun(call)
     put(call, states.DISPATCHED, callback="shop.told")
-    kept(giving_up, job) if is_kept else recorder.write("default", [giving_up(job)])
+    kept(giving_up, job) if is_kept else recorder.record_once("default", [giving_up(job)])
     assert fresh(call).status == Status.FAILED
     assert fresh(call).callback_pending

@@ -49,7 +49,7 @@ def _process(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ensure_states("default", ["r"])
     yield
     process.land(seconds=20)
-    process.know_worker(None)
+    process.note_worker(None)
     database.close_kept("default")
 
 

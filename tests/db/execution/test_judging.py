@@ -219,7 +219,7 @@ def test_a_refusal_is_held_before_it_is_recorded(
     """Else a pass in between would release what the provider has just refused."""
     rules(r=Rule())
     remote.answers["/"] = (429, {"Retry-After": "30"}, b"")
-    monkeypatch.setattr(recorder, "write", Mock(side_effect=SoftTimeLimitExceeded))
+    monkeypatch.setattr(recorder, "record_once", Mock(side_effect=SoftTimeLimitExceeded))
     send("r")
     with pytest.raises(SoftTimeLimitExceeded):
         run()

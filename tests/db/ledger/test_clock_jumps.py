@@ -959,7 +959,7 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     monkeypatch.setattr(server_clock, "ahead", server_clock.ahead)
     monkeypatch.setattr(database, "rows", lambda *sql: stall(rows(*sql)))
     monkeypatch.setattr(database, "clock", lambda using: stall(clock(using)))
-    assert recorder.write("default", [report]) == 1
+    assert recorder.record_once("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     assert sent <= attempt.sent_at <= attempt.finished_at <= ledger_time.now("default")
 
@@ -974,7 +974,7 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     wait = report.due_at - job.wall(report.ended_at)
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
-    recorder.write("default", [report])
+    recorder.record_once("default", [report])
     due = CallQueue.objects.get().due_at_dt
     assert before + wait - timedelta(seconds=5) <= due <= database.clock("default") + wait
 

@@ -512,7 +512,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
         later(number * 2 * window / passes)
         send("r", key=f"other{number}")
         assert len(make_pass("default", ["r"]).released) == 1
-    assert recorder.write("default", [end]) == 1
+    assert recorder.record_once("default", [end]) == 1
     make_pass("default", ["r"])
     assert CallAttempt.objects.filter(key="late").count() == 2, "its next call goes"
 
@@ -529,11 +529,11 @@ def test_what_is_recorded_late_is_taken_away_once(rules: Rules, later: Later, li
     ends = [after_success(j).stamp(ledger_time.now("default"), clocks.monotonic()) for j in jobs]
     window = limit.window_us / 1_000_000
     later(window * 0.6)
-    assert recorder.write("default", ends[:2]) == 2
+    assert recorder.record_once("default", ends[:2]) == 2
     assert make_pass("default", ["r"]).released == []
     later(window * 1.2)
     assert len(make_pass("default", ["r"]).released) == 2
-    assert recorder.write("default", ends[2:]) == 1
+    assert recorder.record_once("default", ends[2:]) == 1
     assert len(make_pass("default", ["r"]).released) == 1
     assert make_pass("default", ["r"]).released == []
 

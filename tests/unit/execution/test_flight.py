@@ -338,7 +338,7 @@ def test_what_was_wanting_is_known_by_whatever_else_is_said_of_it(
     behind, named, during = ValueError("odd"), ValueError("odd"), ValueError("odd")
     named.__cause__, during.__context__, behind.__context__ = wanting, wanting, named
     for error in (wanting, named, during, behind):
-        text = starvation.starved(error)
+        text = starvation.why_starved(error)
         assert text == (
             what and f"nothing was sent: this worker's process may have no more ({what})"
         )
@@ -367,8 +367,8 @@ def test_as_many_calls_as_there_are_descriptors_for(
     monkeypatch: pytest.MonkeyPatch, limit: int, is_open: int, most: float
 ) -> None:
     """Less what is open before the first call, and what lookups and other tasks may take."""
-    starvation._count_open.cache_clear()
+    starvation._open_at_first.cache_clear()
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * is_open)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert starvation.spare_descriptors() == most
-    starvation._count_open.cache_clear()
+    starvation._open_at_first.cache_clear()
