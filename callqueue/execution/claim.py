@@ -226,7 +226,7 @@ def _jobs_of_rows(
         attempt = database.read_object(attempts, using, {n: row[at] for n, at in _OF_ATTEMPT})
         call = database.read_object(calls, using, {n: row[at] for n, at in _OF_CALL})
         job = Job(attempt, call, clock, config.rules.get(call.rule))
-        opens = job.slot_opens()
+        opens = job.slot_opens_at()
         ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
         seconds = config.lease(job.rule) if lease is None else lease
         job.lease_ends = clock.before + ahead + seconds

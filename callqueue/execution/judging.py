@@ -39,7 +39,7 @@ def result_of_answer(job: Job, answer: Answer) -> Result:
     if arrived is not None and job.gate is not None:
         arrived = job.gate.latest_arrival(arrived, ended_mono)
     if arrived is not None:
-        sent_at = min(ended_at, job.shown_at(arrived))
+        sent_at = min(ended_at, job.ledger_time_at(arrived))
     if answer.sent and job.call.first_sent_dt is None:
         job.call.first_sent_dt = job.wall(sent_at or ended_at)
     return _unstamped_result(job, answer, job.wall(ended_at)).stamp(ended_at, ended_mono, sent_at)

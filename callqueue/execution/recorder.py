@@ -54,7 +54,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
                 return _record_one_by_one(using, ended, error)
             _wait_for_database(using, ended, error, pause)
             pause = min(2.0, pause * 2)
-    breaker.observe(using, ended)
+    breaker.trip_where_failing(using, ended)
 
 
 def record_once(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:

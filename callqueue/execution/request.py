@@ -76,7 +76,7 @@ class SlotGate(wire.Gate):
             )
 
     def _sleep_until_slot(self) -> None:
-        opens = self._job.slot_opens()
+        opens = self._job.slot_opens_at()
         if opens is not None:
             while (left := opens - clocks.monotonic()) > 0:
                 time.sleep(left)

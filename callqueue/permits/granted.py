@@ -147,7 +147,7 @@ class Permit:
         # Should a crash of the database undo it, the permit is charged until its lease ends.
         is_lazy = result.cost in (None, job.attempt.cost)
         if recorder.record_once(self._using, [final], lazily=is_lazy):
-            breaker.observe(self._using, [result])
+            breaker.trip_where_failing(self._using, [result])
         elif result.cost not in (None, job.call.cost):
             self._settle(result.cost)
 

@@ -179,7 +179,7 @@ class Waiter:
             return None
         (job,) = jobs
         if job.unfit is None:
-            opens = job.slot_opens()
+            opens = job.slot_opens_at()
             self._slot_at = 0.0 if opens is None else opens + now() - clocks.monotonic()
             return job
         recorder.record_once(self.using, [judging.result_of_unfit(job)])

@@ -378,7 +378,7 @@ def test_what_a_call_owes_anew_while_its_callback_is_sent_is_sent_too(
             monkeypatch.setattr(
                 broker, "send_by_name", lambda app, name, args: told.append(args[1])
             )
-            assert transitions.settle("default", call, states.DONE, "")
+            assert transitions.end_unknown("default", call, states.DONE, "")
 
     monkeypatch.setattr(broker, "send_by_name", settle_meanwhile)
     tasks.announce([call.pk])

@@ -212,7 +212,7 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
     CallQueue.objects.update(status=Status.NEW, ready=True)
     (second,) = claim.begin("default", released_by("r"))
     if end == "undo":
-        assert transitions.undo("default", first) == 0
+        assert transitions.void_and_log("default", first) == 0
     elif end == "record":
         assert recorder.record_once("default", [answered(jobs[0], 500)]) == 1
     else:
@@ -264,7 +264,7 @@ BESIDE = {
     "a rule that is gone": Beside(_due(rule="gone", due_at_dt=_past, ready=True), lambda _: recovery.fail_orphans("default"), (Status.NEW, Status.FAILED), Status.FAILED),
     "what nobody began": Beside(_released, lambda _: recovery.void_unbegun("default"), (Status.DISPATCHED, Status.NEW), Status.NEW),
     "what fell silent": Beside(_begun, lambda _: recovery.end_lost("default"), (Status.DISPATCHED, Status.UNKNOWN), Status.UNKNOWN),
-    "a refused publish": Beside(_released, lambda ids: transitions.undo("default", ids), (Status.DISPATCHED, Status.NEW), Status.NEW),
+    "a refused publish": Beside(_released, lambda ids: transitions.void_and_log("default", ids), (Status.DISPATCHED, Status.NEW), Status.NEW),
 }  # fmt: skip
 
 
@@ -459,7 +459,7 @@ def test_a_cancel_that_met_a_release_is_no_victim_of_its_undo(
 
     def undo() -> int:
         assert has_the_row.wait(PATIENCE)
-        undone = transitions.undo("default", ids)
+        undone = transitions.void_and_log("default", ids)
         is_undone.set()
         return undone
 

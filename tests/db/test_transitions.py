@@ -20,7 +20,7 @@ from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.states import Move
 from callqueue.transitions import Job, Result
-from callqueue.transitions.verbs import ended
+from callqueue.transitions.verbs import columns_of_end
 from tests.support.behaviour import release, send
 from tests.support.locking import fresh
 
@@ -65,7 +65,7 @@ def giving_up(job: Job) -> Result:
 
 
 def voided(call: CallQueue, rules: Rules) -> None:
-    transitions.undo("default", [call.attempts.get().pk])
+    transitions.void_and_log("default", [call.attempts.get().pk])
 
 
 def voided_again(call: CallQueue, rules: Rules) -> None:
@@ -125,13 +125,17 @@ WAYS: list[tuple[Move, int, Way]] = [
     (Move.CANCEL, states.CANCELLED, lambda call, rules: call.cancel()),
     (Move.REQUEUE, states.NEW, lambda call, rules: call.requeue()),
     (Move.REQUEUE_AGAIN, states.NEW, lambda call, rules: call.requeue(again=True)),
-    (Move.RECONCILE, states.DONE, lambda c, _: transitions.settle("default", c, states.DONE, "")),
+    (
+        Move.RECONCILE,
+        states.DONE,
+        lambda c, _: transitions.end_unknown("default", c, states.DONE, ""),
+    ),
     (
         Move.RECONCILE,
         states.FAILED,
-        lambda c, _: transitions.settle("default", c, states.FAILED, ""),
+        lambda c, _: transitions.end_unknown("default", c, states.FAILED, ""),
     ),
-    (Move.RECONCILE, states.NEW, lambda c, _: transitions.send_again("default", c, 0.0)),
+    (Move.RECONCILE, states.NEW, lambda c, _: transitions.requeue_unknown("default", c, 0.0)),
 ]
 
 
@@ -196,7 +200,7 @@ def test_an_end_is_owed_to_a_callback_to_a_receiver_and_to_who_waits_for_a_task(
     is_owed = is_heard or bool(callback) or method == "celery_task"
     assert transitions.owes_announcement(result) == is_owed
     call.save(update_fields=["method"])
-    CallQueue.objects.update(**ended(states.FAILED))
+    CallQueue.objects.update(**columns_of_end(states.FAILED))
     # what its data says it is, a statement for many cannot see
     assert fresh(call).callback_pending == (is_owed or method != "permit")
 

@@ -26,8 +26,8 @@ REASONS = {
     "dispatch/dispenser.py:Dispenser.__init__": "stated as its opinion, before it releases",
     "permits/waiting.py:Waiter._make_pass": "joined with what all others hold",
     # What is in force may have rules that these settings lack; those are somebody else's to judge.
-    "maintenance/recovery.py:_to_end_here": "leaves to others what they know",
-    "maintenance/recovery.py:_lost": MAKER,
+    "maintenance/recovery.py:_ids_to_end_here": "leaves to others what they know",
+    "maintenance/recovery.py:_result_of_loss": MAKER,
     "maintenance/recovery.py:fail_orphans": "fails what no dispenser knows, by all opinions",
     "maintenance/recovery.py:hold_everything": "every rule that may release here",
     "execution/claim.py:_jobs_of_rows": MAKER + "; without it, dispensers are asked who has it",

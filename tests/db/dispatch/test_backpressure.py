@@ -159,5 +159,5 @@ def test_what_comes_back_for_another_reason_is_no_silence(rules: Rules, why: str
         recorder.record_once("default", [answered(job, 500) for job in claim.begin("default", ids)])
         CallQueue.objects.all().requeue()
     else:
-        transitions.undo("default", ids)
+        transitions.void_and_log("default", ids)
     assert len(passes("r")) == 20

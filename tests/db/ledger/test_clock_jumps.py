@@ -1004,7 +1004,7 @@ def test_a_request_waits_for_its_slot_and_no_longer(
 
     monkeypatch.setattr(clocks, "monotonic", lambda: at[0])
     monkeypatch.setattr(request, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(Job, "slot_opens", lambda _: opens)
+    monkeypatch.setattr(Job, "slot_opens_at", lambda _: opens)
     job.lease_ends = at[0] + 60
     request.SlotGate(job).wait()
     assert opens <= at[0] < opens + 0.1 and slept[:2] == [5, 2.5]

@@ -203,7 +203,7 @@ def test_what_another_rule_gives_back_makes_no_room_here(rules: Rules) -> None:
         send(rule, key="K")
     release_all("b", answered=False)
     of_a = CallAttempt.objects.filter(rule="a")
-    assert transitions.undo("default", list(of_a.values_list("pk", flat=True))) == 8
+    assert transitions.void_and_log("default", list(of_a.values_list("pk", flat=True))) == 8
     release_all("b", answered=False)
     assert CallAttempt.objects.filter(rule="b").count() == 5
 
@@ -397,7 +397,7 @@ def test_room_of_what_was_not_sent_is_there_at_once_under_an_operators_rate(
     assert CallAttempt.objects.charged().count() == 5 * thousand // 2
     open_ids = list(CallAttempt.objects.open().values_list("pk", flat=True))
     if verb == "undo":
-        transitions.undo("default", open_ids)
+        transitions.void_and_log("default", open_ids)
     elif verb == "void":
         claim.give_back("default", open_ids)
     else:
@@ -452,7 +452,7 @@ def test_corrections_of_limits_that_are_not_tallied_are_forgotten(rules: Rules) 
         permits(1, 10)
         send("s")
     release()
-    transitions.undo("default", CallAttempt.objects.open().values_list("pk", flat=True))
+    transitions.void_and_log("default", CallAttempt.objects.open().values_list("pk", flat=True))
     assert CallAttempt.objects.filter(correction_pending=True).count() == 4
     permits(1, 100)
     release()
@@ -621,4 +621,4 @@ def answer_some(count: int, tokens: int | None) -> None:
 def undo_some(released: Iterable[Any], chance: random.Random) -> None:
     ids = [one.attempt_id for one in released if chance.random() < 0.2]
     if ids:
-        transitions.undo("default", ids)
+        transitions.void_and_log("default", ids)

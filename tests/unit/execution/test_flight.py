@@ -278,7 +278,7 @@ def test_nothing_is_sent_before_its_slot_or_that_may_outlive_its_lease(
     job: Any = _job(1, "r")
     job.lease_ends, job.sound_rule = now + left, Rule(total_timeout=60)
     job.clearance = None if is_begun is None else SimpleNamespace(wait=lambda: is_begun)
-    job.slot_opens = lambda: passed.append(gate.is_passed) or opens
+    job.slot_opens_at = lambda: passed.append(gate.is_passed) or opens
     gate = request.SlotGate(job)
     with pytest.raises(Dropped, match=why) if why else nullcontext():
         gate.wait()
