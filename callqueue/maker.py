@@ -55,7 +55,7 @@ class Maker:
         process.tell_to_go()
         try:
             process.land()
-            broker.leave(callbacks.SENDING)
+            broker.finish_sending(callbacks.SENDING)
         finally:
             process.note_worker(None)
 

@@ -90,7 +90,7 @@ def land(*, seconds: float | None = None) -> None:
     for own in list(_flights.values()):
         if own.pid == os.getpid():
             own.land(seconds=seconds)
-    broker.leave()
+    broker.finish_sending()
 
 
 def patience(task: Any) -> float | None:

@@ -207,7 +207,7 @@ def _announce(using: str, results: Sequence[Result]) -> None:
         if status not in states.FINAL:
             events.emit("attempt_failed", **job.facts, reason=result.error)
             continue
-        callbacks.log(call.id, status, call.rule, result.why)
+        callbacks.log_end(call.id, status, call.rule, result.why)
         if transitions.owes_announcement(result):
             ended.append((call.id, call.rule))
     callbacks.announce(using, ended)

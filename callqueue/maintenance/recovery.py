@@ -103,7 +103,7 @@ def _announce_lost(using: str, results: list[Result]) -> None:
         if result.status in states.FINAL:
             ended.setdefault(result.status, []).append(result.job.call.id)
     for status, ids in ended.items():
-        callbacks.tell(using, ids, status)
+        callbacks.log_and_announce(using, ids, status)
 
 
 def expire(using: str) -> int:

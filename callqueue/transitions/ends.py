@@ -232,7 +232,8 @@ def end_deferred(using: str) -> int:
 
     ended = untimed(using, work)
     for status in {columns["status"] for columns in ended} & set(FINAL):
-        callbacks.tell(using, [one["pk"] for one in ended if one["status"] == status], status)
+        pks = [one["pk"] for one in ended if one["status"] == status]
+        callbacks.log_and_announce(using, pks, status)
     return len(ended)
 
 

@@ -225,7 +225,7 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
         return free
 
     gone = untimed(using, work)
-    callbacks.tell(using, gone, end)
+    callbacks.log_and_announce(using, gone, end)
     return gone
 
 
@@ -254,7 +254,9 @@ def cancel(using: str, pks: Sequence[int]) -> int:
     gone = untimed(using, lambda: _cancel(using, pks))
     if gone:
         events.emit("call_cancelled", calls=len(gone), first=gone[0])
-        transaction.on_commit(lambda: callbacks.tell(using, gone, states.CANCELLED), using=using)
+        transaction.on_commit(
+            lambda: callbacks.log_and_announce(using, gone, states.CANCELLED), using=using
+        )
     return len(gone)
 
 
@@ -263,7 +265,7 @@ def end_unknown(using: str, call: CallQueue, status: int, why: str) -> bool:
     columns = {**columns_of_end(status), "error_message": why[:LONGEST_MESSAGE]}
     changed = bool(_still_unknown(using, call).update(**columns))
     if changed:
-        callbacks.tell(using, [call.pk], status)
+        callbacks.log_and_announce(using, [call.pk], status)
     return changed
 
 

@@ -458,7 +458,7 @@ def test_a_sender_that_dies_leaves_its_callbacks_to_others(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks, "_send", die)
+        patch.setattr(callbacks, "_send_owed", die)
         with pytest.raises(KeyboardInterrupt):
             tasks.announce(ids)
     monkeypatch.setattr(broker, "send_by_name", lambda *_: None)

@@ -124,7 +124,9 @@ def test_what_fails_once_calls_are_under_way_takes_none_of_them_back(
     CallQueue.objects.filter(pk=bad.pk).update(cost={"calls": 101})
     releases = Dispenser(maker=Maker("default"))
     with monkeypatch.context() as failing:
-        failing.setattr(release_pass.callbacks, "tell", Mock(side_effect=OperationalError("away")))
+        failing.setattr(
+            release_pass.callbacks, "log_and_announce", Mock(side_effect=OperationalError("away"))
+        )
         with pytest.raises(OperationalError):
             releases.tick()
     assert answers.began.wait(20)
