@@ -94,9 +94,7 @@ def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> i
     tried = {*sent, *refused}
     _notify([one for one in due if one.pk in tried and not one.callback_heard])
     mine = [one.pk for one in due]
-    database.persist(
-        using, lambda: _note_sent(using, mine, claim, sent, refused), during="callback"
-    )
+    database.persist(using, lambda: _conclude(using, mine, claim, sent, refused), during="callback")
     return len(sent)
 
 
@@ -184,7 +182,7 @@ def _claim(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
     return due, claim
 
 
-def _note_sent(
+def _conclude(
     using: str, mine: Sequence[int], claim: datetime, sent: Sequence[int], refused: Sequence[int]
 ) -> None:
     """Write which were sent, refused or left. One that has gone on since owes something else."""

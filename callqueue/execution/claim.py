@@ -200,7 +200,7 @@ def _read_clock(
     return narrowed, from_us(steady_from)
 
 
-def corrected_send_at(
+def send_at_by_clock(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
     """When it may be sent, by this clock: just as far ahead as at release, if the clock has jumped
@@ -231,9 +231,7 @@ def _jobs_of_rows(
         seconds = config.lease(job.rule) if lease is None else lease
         job.lease_ends = clock.before + ahead + seconds
         job.unfit = _why_unfit(job)
-        attempt.send_at = corrected_send_at(
-            attempt.send_at, attempt.released_at, clock, steady_from
-        )
+        attempt.send_at = send_at_by_clock(attempt.send_at, attempt.released_at, clock, steady_from)
         jobs.append(job)
     return jobs
 

@@ -166,7 +166,7 @@ class Trip:
         """Seconds that the next wait may take. TimeoutError where the total is used up."""
         left = self.ends - clock()
         if left <= 0:
-            raise TimeoutError(f"{self._bound_at_end()} is over")
+            raise TimeoutError(f"{self._last_bound()} is over")
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
@@ -178,13 +178,11 @@ class Trip:
         self.ends = min(self.ends + waited, self.gate.ends)
         return waited
 
-    def exceeded_bound(self, name: str, bound: float) -> str:
+    def why_late(self, name: str, bound: float) -> str:
         """In words: this timeout of a step, or what ended the whole trip before it."""
-        return (
-            self._bound_at_end() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
-        )
+        return self._last_bound() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
 
-    def _bound_at_end(self) -> str:
+    def _last_bound(self) -> str:
         if self.ends == self.gate.ends:
             return "the lease"
         return f"the total timeout of {self.timeouts.total:g} s"
@@ -232,9 +230,7 @@ class Connection(HTTPConnection):
             if self.sock is None:
                 self.connect()
             if trip.ends <= now():
-                raise Failed(
-                    f"nothing was sent to {self._place}: {trip.exceeded_bound('', 0)} is over"
-                )
+                raise Failed(f"nothing was sent to {self._place}: {trip.why_late('', 0)} is over")
             if trip.pass_gate() < _UNNOTICED or self.is_connected:
                 return self._transmit(trip)
             cast(socket.socket, self.sock).close()
@@ -260,7 +256,7 @@ class Connection(HTTPConnection):
             super().connect()
             self.idle_since = math.inf
         except TimeoutError:
-            late = trip.exceeded_bound("connect", trip.timeouts.connect)
+            late = trip.why_late("connect", trip.timeouts.connect)
             raise Failed(f"connecting to {self._place} took longer than {late}") from None
         except (OSError, HTTPError) as error:
             if want := why_starved(error):
@@ -311,7 +307,7 @@ class Connection(HTTPConnection):
                     raise Starved(want) from None
             late = isinstance(error, TimeoutError)
             if self._is_unsent or (late and not wait_for_read(sock, 0)):
-                why = f"not done within {self._read_bound}" if late else reason_of(error)
+                why = f"not done within {self._why_read_late}" if late else reason_of(error)
                 raise Failed(f"sending to {self._place} failed: {why}") from None
 
     def _send_in_pieces(self, trip: Trip, data: memoryview) -> None:
@@ -338,7 +334,7 @@ class Connection(HTTPConnection):
             self.timeout = self.trip.left(self.trip.timeouts.read)  # which urllib3 sets
             return super().getresponse()
         except TimeoutError:
-            raise Failed(f"no answer from {self._place} within {self._read_bound}") from None
+            raise Failed(f"no answer from {self._place} within {self._why_read_late}") from None
         except ConnectionError:  # http.client.RemoteDisconnected is one
             raise Failed(f"{self._place} closed the connection without an answer") from None
         except (Flooded, OSError) as error:
@@ -364,8 +360,8 @@ class Connection(HTTPConnection):
         return str(Place("", self.host, self.port))
 
     @property
-    def _read_bound(self) -> str:
-        return self.trip.exceeded_bound("read", self.trip.timeouts.read)
+    def _why_read_late(self) -> str:
+        return self.trip.why_late("read", self.trip.timeouts.read)
 
     @property
     def is_connected(self) -> bool:
@@ -444,7 +440,7 @@ def _resolve(host: str, port: int, trip: Trip) -> list[Any]:
     try:
         return list(aside.within(trip.left(), f"lookup {host}", ask))
     except (aside.LeftBehind, TimeoutError) as error:
-        late = f"took longer than {trip.exceeded_bound('total', trip.timeouts.total)}"
+        late = f"took longer than {trip.why_late('total', trip.timeouts.total)}"
         late = f"is not tried: {error}" if isinstance(error, aside.TooMany) else late
         raise Failed(f"resolving the name {host} {late}") from None
     except Exception as error:

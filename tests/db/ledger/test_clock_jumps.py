@@ -1024,7 +1024,7 @@ def test_a_request_is_sent_and_has_ended_within_its_lease_or_is_not_sent(
     assert narrow.ends <= job.lease_ends
     narrow.pass_gate()
     assert narrow.ends <= job.lease_ends
-    assert narrow.exceeded_bound("read", 27) == "the read timeout of 27 s"
+    assert narrow.why_late("read", 27) == "the read timeout of 27 s"
     with pytest.raises(wire.Dropped, match="too little was left of the lease"):
         gate(7).wait()
     wide = gate(90)
