@@ -75,7 +75,7 @@ def publish(using: str, batch: Sequence[Message]) -> None:
         except Exception as error:
             why = broker.why_away(current_app, error)
             events.emit("publish_failed", queue=queue, messages=len(batch) - position, error=why)
-            transitions.undo(using, [pk for _, rest in batch[position:] for pk in rest])
+            transitions.void_and_log(using, [pk for _, rest in batch[position:] for pk in rest])
             raise BrokerAway(why) from None
 
 
@@ -138,10 +138,10 @@ class Outbox:
             if not is_over:
                 continue
             if group.unmade:
-                transitions.undo_begun(self.using, group.unmade)
+                transitions.void_begun(self.using, group.unmade)
             now = ledger_time.now(self.using)
             since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)
-            transitions.undo_released(self.using, group.rules, since)
+            transitions.void_released(self.using, group.rules, since)
             group.unmade, group.unpublished_from = "", 0.0
 
     def end(self, groups: Collection[RuleGroup], within: float) -> None:

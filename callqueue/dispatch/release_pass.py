@@ -343,7 +343,7 @@ def release(
 def tell_of_unfit(using: str, done: Pass) -> None:
     """Announce the ends of the calls that a pass has failed."""
     if done.unfit:
-        callbacks.tell(using, done.unfit, states.FAILED)
+        callbacks.log_and_announce(using, done.unfit, states.FAILED)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ them, and why.
 
 _BY_REASON = {
     "Of two fields that are wrong, either may be named first.": [
-        "permits/asking.py Options.wanted: request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority) label = _label(self.label) -> label = _label(self.label) request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)",
+        "permits/asking.py Options.wanted: request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority) label = _checked_label(self.label) -> label = _checked_label(self.label) request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)",
         "limits/rules.py Breaker.__post_init__: _check_number(self, \"factor\", 1, 100) _check_seconds(self, \"longest\", 0.1, 86400) -> _check_seconds(self, 'longest', 0.1, 86400) _check_number(self, 'factor', 1, 100)",
         "limits/rules.py Breaker.__post_init__: _check_seconds(self, \"hold\", 0.1, 86400) _check_number(self, \"factor\", 1, 100) -> _check_number(self, 'factor', 1, 100) _check_seconds(self, 'hold', 0.1, 86400)",
         "limits/rules.py Breaker.__post_init__: _check_seconds(self, \"within\", 0.1, 86400) _check_seconds(self, \"hold\", 0.1, 86400) -> _check_seconds(self, 'hold', 0.1, 86400) _check_seconds(self, 'within', 0.1, 86400)",
@@ -18,8 +18,8 @@ _BY_REASON = {
         "limits/rules.py Rule.__post_init__: _check_whole(self, \"priority\", -32768, 32767) _check_idempotency(self) -> _check_idempotency(self) _check_whole(self, 'priority', -32768, 32767)",
     ],
     "One of the two only computes.": [
-        "execution/claim.py _begin_row: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
-        "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [ ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results ] -> rows = [ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
+        "execution/claim.py _columns_when_begun: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
+        "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [ ends.with_later_changes(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results ] -> rows = [ends.with_later_changes(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
         "ledger/tallies.py _apply_correction: charged, cost = cost_of(correction.charged, unit), cost_of(correction.cost, unit) correct = tallies.correct_settled if correction.settled else tallies.correct -> correct = tallies.correct_settled if correction.settled else tallies.correct charged, cost = (cost_of(correction.charged, unit), cost_of(correction.cost, unit))",
         "ledger/settings.py Party._look_for_silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",
         "dispatch/dispenser.py Dispenser._seconds_to_next_turn: now = time.monotonic() wakes = [self._poll_at, self.chores.next_round_at] -> wakes = [self._poll_at, self.chores.next_round_at] now = time.monotonic()",
@@ -31,10 +31,10 @@ _BY_REASON = {
         "ledger/tally_rows.py ended_parts: width = max(1, budget.limit.window_us // PARTS) where, of_former = _former_where(using, budget) -> where, of_former = _former_where(using, budget) width = max(1, budget.limit.window_us // PARTS)",
     ],
     "Neither of the two has to do with the other.": [
-        "execution/flight.py Flight._turn: self.told = time.monotonic() ended = {id(job) for job, _ in list(self.crew.ended)} -> ended = {id(job) for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
+        "execution/flight.py Flight._do_round: self.told = time.monotonic() ended = {id(job) for job, _ in list(self.crew.ended)} -> ended = {id(job) for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
         "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_open_sooner(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_open_sooner(budget))",
         "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.begun_at = time.monotonic() -> message.begun_at = time.monotonic() message.count += len(begun)",
-        "execution/flight.py Flight._settle: self.boarding.remove(message) message.settled.set() -> message.settled.set() self.boarding.remove(message)",
+        "execution/flight.py Flight._let_tasks_go: self.boarding.remove(message) message.settled.set() -> message.settled.set() self.boarding.remove(message)",
         "execution/connection.py Connection._transmit: self.is_whole = self.is_resting = False # Ahead of the send: what strikes from outside, such as a task's time limit, must not find # it unmarked. gate.sent_at = now() -> gate.sent_at = now() self.is_whole = self.is_resting = False",
         "ledger/settings.py Party.heartbeat: rule_rows.ensure(self.using, self.book.rules if self.book else ()) now = ledger_time.now(self.using) -> now = ledger_time.now(self.using) rule_rows.ensure(self.using, self.book.rules if self.book else ())",
         "sending/importer.py send_file: transaction.set_rollback(True, using=using) done.sent = 0 -> done.sent = 0 transaction.set_rollback(True, using=using)",

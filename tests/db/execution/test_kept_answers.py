@@ -305,7 +305,7 @@ def test_what_is_kept_is_composed_once_and_not_while_rows_are_locked(
     """Where a record has to be written in a second way as well: an attempt is somebody else's."""
     rules(r=Rule())
     calls, composed = [send("r", f"/{number}") for number in range(4)], list[bool]()
-    compose = request._columns
+    compose = request._columns_of_answer
 
     def columns(*given: Any) -> Any:
         composed.append(recorder.database.in_transaction("default"))
@@ -315,7 +315,7 @@ def test_what_is_kept_is_composed_once_and_not_while_rows_are_locked(
         calls[2].attempts.update(worker="another")
         return 200, {}, b"{}"
 
-    monkeypatch.setattr(request, "_columns", columns)
+    monkeypatch.setattr(request, "_columns_of_answer", columns)
     inside = recorder.database.in_transaction("default")  # a test's own transaction
     remote.answers["/2"] = lost
     release()

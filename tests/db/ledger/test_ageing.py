@@ -38,9 +38,9 @@ def under_way(*, ago: float, rule: str = "r") -> list[Job]:
 def answered(job: Job, *, settled: Any = None) -> None:
     """Record that it is answered now."""
     answer = wire.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
-    result = judging.of_answer(job, answer)
+    result = judging.result_of_answer(job, answer)
     result.cost = settled
-    recorder.write("default", [result])
+    recorder.record_once("default", [result])
 
 
 def released(rules: Rules, rule: Rule, *, calls: int = 5, cost: Any = None) -> int:

@@ -1014,7 +1014,7 @@ def answered(job: Job, status: int = 200, headers: Any = None) -> Result:
     answer = wire.Answer(
         response=response(status, headers or {}, b"{}"), sent_at=clocks.monotonic(), sent=True
     )
-    return judging.of_answer(job, answer)
+    return judging.result_of_answer(job, answer)
 
 
 @pytest.mark.parametrize("jump", [0.03, 0.45, 604800, -0.03, -0.45, -604800])
@@ -1052,7 +1052,7 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     monkeypatch.setattr(server_clock, "ahead", server_clock.ahead)
     monkeypatch.setattr(database, "rows", lambda *sql: stall(rows(*sql)))
     monkeypatch.setattr(database, "clock", lambda using: stall(clock(using)))
-    assert recorder.write("default", [report]) == 1
+    assert recorder.record_once("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     assert sent <= attempt.sent_at <= attempt.finished_at <= ledger_time.now("default")
 
@@ -1063,11 +1063,11 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float, base: float
 ) -> None:
     job.rule = Rule(retry=Retry(base=base))
-    report = judging.failed(job, "no connection")
+    report = judging.result_of_failure(job, "no connection")
     wait = report.due_at - job.wall(report.ended_at)
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
-    recorder.write("default", [report])
+    recorder.record_once("default", [report])
     due = CallQueue.objects.get().due_at_dt
     assert before + wait - timedelta(seconds=5) <= due <= database.clock("default") + wait
 
@@ -1097,7 +1097,7 @@ def test_a_request_waits_for_its_slot_and_no_longer(
 
     monkeypatch.setattr(clocks, "monotonic", lambda: at[0])
     monkeypatch.setattr(request, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(Job, "slot_opens", lambda _: opens)
+    monkeypatch.setattr(Job, "slot_opens_at", lambda _: opens)
     job.lease_ends = at[0] + 60
     request.SlotGate(job).wait()
     assert opens <= at[0] < opens + 0.1 and slept[:2] == [5, 2.5]

@@ -204,7 +204,7 @@ def test_what_another_rule_gives_back_makes_no_room_here(rules: Rules) -> None:
         send(rule, key="K")
     release_all("b", answered=False)
     of_a = CallAttempt.objects.filter(rule="a")
-    assert transitions.undo("default", list(of_a.values_list("pk", flat=True))) == 8
+    assert transitions.void_and_log("default", list(of_a.values_list("pk", flat=True))) == 8
     release_all("b", answered=False)
     assert CallAttempt.objects.filter(rule="b").count() == 5
 
@@ -398,7 +398,7 @@ def test_room_of_what_was_not_sent_is_there_at_once_under_an_operators_rate(
     assert CallAttempt.objects.charged().count() == 5 * thousand // 2
     open_ids = list(CallAttempt.objects.open().values_list("pk", flat=True))
     if verb == "undo":
-        transitions.undo("default", open_ids)
+        transitions.void_and_log("default", open_ids)
     elif verb == "void":
         claim.give_back("default", open_ids)
     else:
@@ -453,7 +453,7 @@ def test_corrections_of_limits_that_are_not_tallied_are_forgotten(rules: Rules) 
         permits(1, 10)
         send("s")
     release()
-    transitions.undo("default", CallAttempt.objects.open().values_list("pk", flat=True))
+    transitions.void_and_log("default", CallAttempt.objects.open().values_list("pk", flat=True))
     assert CallAttempt.objects.filter(correction_pending=True).count() == 4
     permits(1, 100)
     release()
@@ -524,7 +524,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
         later(number * 2 * window / passes)
         send("r", key=f"other{number}")
         assert len(make_pass("default", ["r"]).released) == 1
-    assert recorder.write("default", [end]) == 1
+    assert recorder.record_once("default", [end]) == 1
     make_pass("default", ["r"])
     assert CallAttempt.objects.filter(key="late").count() == 2, "its next call goes"
 
@@ -541,11 +541,11 @@ def test_what_is_recorded_late_is_taken_away_once(rules: Rules, later: Later, li
     ends = [after_success(j).stamp(ledger_time.now("default"), clocks.monotonic()) for j in jobs]
     window = limit.window_us / 1_000_000
     later(window * 0.6)
-    assert recorder.write("default", ends[:2]) == 2
+    assert recorder.record_once("default", ends[:2]) == 2
     assert make_pass("default", ["r"]).released == []
     later(window * 1.2)
     assert len(make_pass("default", ["r"]).released) == 2
-    assert recorder.write("default", ends[2:]) == 1
+    assert recorder.record_once("default", ends[2:]) == 1
     assert len(make_pass("default", ["r"]).released) == 1
     assert make_pass("default", ["r"]).released == []
 
@@ -633,4 +633,4 @@ def answer_some(count: int, tokens: int | None) -> None:
 def undo_some(released: Iterable[Any], chance: random.Random) -> None:
     ids = [one.attempt_id for one in released if chance.random() < 0.2]
     if ids:
-        transitions.undo("default", ids)
+        transitions.void_and_log("default", ids)

@@ -38,7 +38,7 @@ def waiter(**options: Any) -> Waiter:
 
 
 def until_next_pass(one: Waiter) -> float:
-    return one.pass_at - now()
+    return one.next_pass_at - now()
 
 
 @pytest.mark.parametrize("per", ["rule", "key"])
@@ -205,8 +205,8 @@ def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
     is_undone = when == "in one that is undone"
     with callqueue.permit("r") if is_undone else nullcontext():
         one = waiter_whose_pass_lost_its_answer(monkeypatch)
-        found, unseen = one._found, [None, None] if when == "in its next pass" else [None]
-        monkeypatch.setattr(one, "_found", lambda: unseen.pop() if unseen else found())
+        found, unseen = one._find_row, [None, None] if when == "in its next pass" else [None]
+        monkeypatch.setattr(one, "_find_row", lambda: unseen.pop() if unseen else found())
         with monkeypatch.context() as patch:
             if is_undone:
                 patch.setattr(release_pass, "remember", Mock(side_effect=release_pass.Outdated))
