@@ -178,7 +178,7 @@ def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float
     gates = [gate for _limit, gate in pairs]
     calls = ahead.calls + 1
     seconds = rule.released_s(calls, gates)
-    place = estimate.slowest(gates, calls, rule.now)
+    place = estimate.place_of_slowest(gates, calls, rule.now)
     label = pairs[place][0].name if place is not None and seconds and seconds > SOON_S else ""
     reason = _reason(gates, ahead, binding, label)
     note = binding.note(rule.pace.latency) if binding else ""
@@ -214,7 +214,7 @@ def _why_unforeseeable(
         if own > kind.capacity:
             values = {"cost": own, "limit": one.name}
             return _("its cost of %(cost)d is more than %(limit)s ever admits") % values
-        is_full = gate.amount(ahead.calls + 1) > one.free
+        is_full = gate.amount_with(ahead.calls + 1) > one.free
         if kind.counts_in_flight and not rule.pace.latency and is_full:
             return _("%s is used up, and how long a call takes is not known yet") % one.name
     if binding is not None and rule.stalls:
@@ -224,7 +224,7 @@ def _why_unforeseeable(
         return text % {"limit": binding.name, "count": rule.flight.unbegun}
     if rule.why_unknown == "no_workers":
         queues = [one.queue or _("the default queue") for one in rule.stalls]
-        return _("nobody takes calls from %s") % words.names(queues)
+        return _("nobody takes calls from %s") % words.first_names(queues)
     if rule.why_unknown == "stuck":
         return _("nothing is sent of its rule, though nothing that is known keeps its calls back")
     return ""

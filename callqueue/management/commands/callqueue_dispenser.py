@@ -49,7 +49,7 @@ class Command(CallQueueCommand):
     def _check(self, using: str) -> None:
         try:
             now = ledger_time.now(using)
-            signs = alive.signs(using, now)
+            signs = alive.read_signs(using, now)
         except (DatabaseError, InterfaceError) as error:  # it says nothing of the dispenser
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")
             return

@@ -183,7 +183,7 @@ def test_a_new_kind_of_limit_goes_through_everything(
     rule = look("default").rule("r")
     (limit,) = rule.limits
     assert (limit.used, limit.free) == (most, 0)
-    assert rule.seconds()
+    assert rule.seconds_until_done()
     assert not CallQueue.objects.under_threshold("r", "k")
     assert not audit.audit("default", since=timedelta(hours=1)).exceeded
     assert CallQueue.objects.waiting()[0].forecast().reason

@@ -36,7 +36,7 @@ from callqueue.limits.budgets import book_of
 from callqueue.limits.in_force import LATE
 from callqueue.limits.kinds import SECOND
 from callqueue.look import look
-from callqueue.look.doctor import Facts, examined
+from callqueue.look.doctor import Facts, run_check
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, OpinionState, SettingsState
 from tests.db.commands import run
@@ -423,13 +423,13 @@ def test_status_doctor_and_dashboard_name_the_processes_and_the_limit(
         "rules": ["r"],
         "said": {"SlidingWindow('2/m')": ["strict"], "SlidingWindow('40/m')": ["loose"]},
     }
-    check = examined("agreement", Facts("default"))
+    check = run_check("agreement", Facts("default"))
     page = admin_client.get(reverse("admin:callqueue_dashboard")).content.decode()
     for text in (run("status").out, check.detail, html.unescape(page)):
         assert [word for word in words if word not in text] == []
     assert (check.ok, bool(check.todo)) == (False, True)
     strict.leave()
     assert run("status", "--json").document["disagreements"] == []
-    assert "this process" in examined("agreement", Facts("default")).detail
+    assert "this process" in run_check("agreement", Facts("default")).detail
     rules(r=LOOSE)
-    assert examined("agreement", Facts("default")).ok
+    assert run_check("agreement", Facts("default")).ok

@@ -46,15 +46,17 @@ def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
 ) -> None:
     rules(pay=Rule())
     send("pay")
-    assert of("pay").seconds() is None
+    assert of("pay").seconds_until_done() is None
     assert run() == 1
     send("pay")
-    assert of("pay").seconds() == pytest.approx(0, abs=1), "as many as went may go at once"
+    assert of("pay").seconds_until_done() == pytest.approx(0, abs=1), (
+        "as many as went may go at once"
+    )
     calls = [send("pay"), send("pay")]
-    assert of("pay").seconds() == pytest.approx(120, abs=1)
+    assert of("pay").seconds_until_done() == pytest.approx(120, abs=1)
     due = timezone.now() - timedelta(minutes=1)
     CallQueue.objects.filter(pk=calls[0].pk).update(due_at_dt=due, ready=True)
-    assert of("pay").seconds() == pytest.approx(180, abs=1), (
+    assert of("pay").seconds_until_done() == pytest.approx(180, abs=1), (
         "they went no faster, though they waited"
     )
 
@@ -205,7 +207,7 @@ def test_where_calls_wait_for_answers_the_drain_time_knows_how_long_those_take(
     rules(r=Rule(limits=[limit]))
     answered(10, 10.0, is_stamped=is_stamped)
     CallQueue.objects.send_many([CALL] * 100, rule="r")
-    seconds = look("default").rule("r").seconds()
+    seconds = look("default").rule("r").seconds_until_done()
     assert seconds is not None and least <= seconds <= most
 
 

@@ -9,7 +9,7 @@ import pytest
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import SECOND, Limit, Usage
-from callqueue.look.estimate import Gate, charged_s, gone_of_each, seconds
+from callqueue.look.estimate import Gate, charged_s, gone_of_each, seconds_to_pass
 from tests.support.drain_simulation import DELIVERY, simulate
 from tests.support.length import examples
 
@@ -78,7 +78,7 @@ def error(seed: int) -> tuple[float, float]:
              charged_s=charged_s(one.limit, latency))
         for one in book.budgets["r"]
     ]  # fmt: skip
-    estimate = seconds(gates, calls, LATER)
+    estimate = seconds_to_pass(gates, calls, LATER)
     assert estimate is not None
     return abs(estimate + latency + DELIVERY - made.seconds), made.seconds
 
