@@ -11,7 +11,7 @@ from django.db import models, router
 from django.utils.translation import gettext as _
 
 from callqueue import database, forecast, states, transitions
-from callqueue.database.bulk import in_batches
+from callqueue.database.bulk import pks_in_batches
 from callqueue.exceptions import IllegalTransition
 from callqueue.sending import intake
 from callqueue.states import Move
@@ -69,12 +69,12 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     def requeue(self, *, again: bool = False) -> int:
         """Send these calls once more, those that may be; the count. DONE only with `again=True`."""
         move = Move.REQUEUE_AGAIN if again else Move.REQUEUE
-        batches = in_batches(self.filter(status__in=move.sources), BATCH)
+        batches = pks_in_batches(self.filter(status__in=move.sources), BATCH)
         return sum(transitions.requeue(self.db, pks, move) for pks in batches)
 
     def cancel(self) -> int:
         """End these calls, those that no worker has begun; the count."""
-        batches = in_batches(self.filter(status__in=Move.CANCEL.sources), BATCH)
+        batches = pks_in_batches(self.filter(status__in=Move.CANCEL.sources), BATCH)
         return sum(transitions.cancel(self.db, pks) for pks in batches)
 
     def update(self, **changed: Any) -> int:

@@ -8,7 +8,7 @@ from callqueue.database.bulk import (
     insert_each,
     insert_objects,
     new_object,
-    read_object,
+    object_from_row,
     update_each,
     update_free,
 )

@@ -223,8 +223,8 @@ def _jobs(
     config, jobs = conf.current(), list[Job]()
     attempts, calls = tables.CallAttempt, tables.CallQueue
     for row in rows:
-        attempt = database.read_object(attempts, using, {n: row[at] for n, at in _OF_ATTEMPT})
-        call = database.read_object(calls, using, {n: row[at] for n, at in _OF_CALL})
+        attempt = database.object_from_row(attempts, using, {n: row[at] for n, at in _OF_ATTEMPT})
+        call = database.object_from_row(calls, using, {n: row[at] for n, at in _OF_CALL})
         job = Job(attempt, call, clock, config.rules.get(call.rule))
         opens = job.slot_opens()
         ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
