@@ -16,7 +16,7 @@ from callqueue.database.connections import (
     close_all,
     close_failed,
     close_kept,
-    connect_within,
+    set_connect_timeout,
     is_standby,
     is_still_usable,
     is_transient,
@@ -27,10 +27,10 @@ from callqueue.database.connections import (
 from callqueue.database.notify import (
     TOLD,
     can_listen,
-    listen,
+    set_listening,
     lower_flag,
     raise_flag,
-    wait_for_word,
+    wait_for_notification,
 )
 from callqueue.database.schema import finish_tables, unfinish_tables
 from callqueue.database.server_clock import (

@@ -86,9 +86,7 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
         f"AND COALESCE({moved_sql(using, held=True)}, 0) = %s"
     )
     ids = {row["pk"] for row in rows}
-    if database.update_free(tables.CallAttempt, using, rows, fence, [worker, moved]) == len(
-        ids
-    ):
+    if database.update_free(tables.CallAttempt, using, rows, fence, [worker, moved]) == len(ids):
         return ids
     mine = tables.attempts(using).filter(pk__in=ids, worker=worker, finished_at__isnull=True)
     return set(mine.values_list("pk", flat=True))
