@@ -101,7 +101,7 @@ def _kept_connections(using: str) -> list[Any]:
 
 
 def is_still_usable(using: str, raw: Any) -> bool:
-    """Whether this thread's driver connection is still `raw` (None: any), and its server answers."""
+    """Whether this thread's driver connection is still `raw` (None: any) and its server answers."""
     now = raw_connection(using)
     if now is None or raw not in (None, now) or in_transaction(using):
         return False

@@ -157,7 +157,7 @@ def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
         f"FROM {attempts} a JOIN {calls} c ON c.id = a.call_id "
         f"WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
     )
-    return columns.mapped(sql, [], *_READING)
+    return columns.rows_by_name(sql, [], *_READING)
 
 
 @lru_cache

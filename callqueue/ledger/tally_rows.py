@@ -76,7 +76,7 @@ def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, 
     """
     found: list[list[tuple[str, Us, int]]] = [[] for _ in asked]
     selects = [_left_sql(using, place, one) for place, one in enumerate(asked)]
-    for place, told, ended, spent in database.of_each(using, selects):
+    for place, told, ended, spent in database.union_all(using, selects):
         value = _value(asked[place].budget, told)
         found[place].append((value, instant_us(ended), int(spent or 0)))
     for listed in found:
@@ -106,13 +106,13 @@ def stored(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[St
         (f"{select} AND {value} IN ({placeholders(values)})", [name, *values])
         for name, values in wanted.items()
     ]
-    return _collected(database.of_each(using, selects))
+    return _collected(database.union_all(using, selects))
 
 
 def fullest(using: str, names: Sequence[str], most: int) -> dict[str, list[Stored]]:
     first = f"{_stored_sql(using)} ORDER BY full_at DESC, used DESC LIMIT {most}"
     select = f"SELECT * FROM ({first}) AS fullest"
-    return _collected(database.of_each(using, [(select, [name]) for name in names]))
+    return _collected(database.union_all(using, [(select, [name]) for name in names]))
 
 
 def _stored_sql(using: str) -> str:
@@ -135,7 +135,7 @@ def charged(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[s
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
     selects = [_charged_sql(using, place, *one) for place, one in enumerate(asked)]
-    for place, told, before, count, total in database.of_each(using, selects):
+    for place, told, before, count, total in database.union_all(using, selects):
         budget, _ = asked[place]
         cost = int(total or 0)
         if before is not None:
@@ -194,7 +194,7 @@ def first_end(using: str, budget: Budget, after: Us) -> Us | None:
         "WHERE rule = %s AND finished_at IS NOT NULL AND finished_at > %s AND outcome <> %s"
     )
     since = _parameters(using, after)
-    found = database.of_each(using, [(one, [r, *since, states.VOIDED]) for r in budget.rules])
+    found = database.union_all(using, [(one, [r, *since, states.VOIDED]) for r in budget.rules])
     return min((instant_us(ended) for (ended,) in found if ended is not None), default=None)
 
 

@@ -195,7 +195,7 @@ def _delete_turns(using: str, after: int) -> list[int]:
     take no turns any more. One whose call is ready just now is found by the next look for keys.
     They; no more at once than passes may wait for.
     """
-    database.end_if_silent(using, SILENT)
+    database.set_idle_timeout(using, SILENT)
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
     turns = tables.KeyTurn.objects.using(using).filter(~Exists(ready), pk__gt=after).order_by("pk")
