@@ -14,7 +14,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from callqueue import conf, database, tables
 from callqueue.broker import confirms_messages, is_set_up
 from callqueue.limits.rules import Rule
-from callqueue.security.addresses import refusal
+from callqueue.security.addresses import address_refusal
 from callqueue.texts import page
 
 Found = Iterator[CheckMessage]
@@ -181,7 +181,7 @@ def _deployment(config: conf.Config) -> Found:
     if "*" in config.allowed_hosts:
         why = "CALLQUEUE: ALLOWED_HOSTS is open: whoever can send a call may call any public host"
         yield Warning(why, hint=f"List the hosts that you call. {see}", id="callqueue.W011")
-    if refusal("127.0.0.1", config.allowed_networks) is None:
+    if address_refusal("127.0.0.1", config.allowed_networks) is None:
         why = "CALLQUEUE: ALLOWED_NETWORKS opens loopback: calls reach what runs on the workers"
         yield Warning(why, hint=f"Take it out. {see}", id="callqueue.W012")
     if not confirms_messages():

@@ -19,7 +19,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from callqueue import conf, database, texts
-from callqueue.security.secrets import MARK, marked, unmarked
+from callqueue.security.secrets import MARK, mark_secrets, unmark_secrets
 
 SEALED = "$sealed"
 PLAIN = "$plain"  # before what is not sealed, and looks as one of these do
@@ -144,11 +144,13 @@ class SealedJSONField(_Sealed):
     _pyi_private_set_type: Any
 
     def to_text(self, value: Any) -> str:
-        return json.dumps(marked(value) if _has_marks(value) else value, separators=(",", ":"))
+        return json.dumps(
+            mark_secrets(value) if _has_marks(value) else value, separators=(",", ":")
+        )
 
     def from_text(self, text: str) -> Any:
         try:
-            return unmarked(json.loads(text)) if MARK in text else json.loads(text)
+            return unmark_secrets(json.loads(text)) if MARK in text else json.loads(text)
         except (ValueError, RecursionError):  # something else has written this
             return UNREADABLE
 

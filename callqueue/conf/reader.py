@@ -185,9 +185,9 @@ class Reader:
             key.decode("ascii", "replace") if isinstance(key, bytes) else key for key in value
         )
         if keys:
-            from callqueue.security.encryption import check_keys
+            from callqueue.security.encryption import key_problems
 
-            self.wrong.extend(f"CALLQUEUE['ENCRYPTION_KEYS']: {why}" for why in check_keys(keys))
+            self.wrong.extend(f"CALLQUEUE['ENCRYPTION_KEYS']: {why}" for why in key_problems(keys))
         return keys
 
     def size(self, key: str, least: int = 1, unit: str = "bytes") -> int:

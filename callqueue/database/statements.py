@@ -114,7 +114,6 @@ def is_mysql(using: str) -> bool:
 
 
 def is_sqlite(using: str) -> bool:
-    """Whether the database is SQLite, where one connection writes at a time."""
     return str(connections[using].vendor) == "sqlite"
 
 

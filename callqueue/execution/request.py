@@ -23,7 +23,14 @@ from callqueue.execution.recorder import NOTHING, unstorable
 from callqueue.execution.starvation import starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
 from callqueue.security.redaction import REDACTED, redact_headers
-from callqueue.security.withholding import WITHHELD, at_work, clean, payload_of, tells, withhold
+from callqueue.security.withholding import (
+    WITHHELD,
+    clean_of_secrets,
+    payload_strings,
+    tells,
+    withhold,
+    withholding,
+)
 from callqueue.sending.disclosure import disclose
 from callqueue.transitions import Job, Result
 
@@ -102,7 +109,7 @@ def make(job: Job) -> Result:
         return scrubbed(judging.failed(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
         return scrubbed(_make(job, params), ())
-    with at_work(values, call.method, job.params):
+    with withholding(values, call.method, job.params):
         return scrubbed(_make(job, params), values)
 
 
@@ -198,8 +205,8 @@ def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
     """
     hold = result.hold or {"reason": ""}
     said = {result.error, result.why, hold["reason"]} - {""}
-    payload = payload_of(result.job.call.method, result.job.params) if said else []
-    cleaned = {"": "", **{text: clean(text, values, payload) for text in said}}
+    payload = payload_strings(result.job.call.method, result.job.params) if said else []
+    cleaned = {"": "", **{text: clean_of_secrets(text, values, payload) for text in said}}
     result.error, result.why = cleaned[result.error], cleaned[result.why]
     hold["reason"] = cleaned[hold["reason"]]
     try:

@@ -12,7 +12,7 @@ from typing import Any
 from celery import Task
 
 from callqueue.exceptions import InvalidCall
-from callqueue.security.secrets import Secret, marked
+from callqueue.security.secrets import Secret, mark_secrets
 from callqueue.values import TASK_NAME, kind_of, path_of, shown, text_flaw, trail_of
 
 MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being the first
@@ -42,7 +42,7 @@ def plain_copy(
     copying = _Copying(max_bytes, secret_names)
     plain: dict[str, Any] = copying.copy(call_data, None, 1)
     if 16 * copying.least > max_bytes:  # no JSON is longer than 16 times what it is at least
-        size = len(encode(marked(plain) if copying.has_secrets else plain).encode())
+        size = len(encode(mark_secrets(plain) if copying.has_secrets else plain).encode())
         if size > max_bytes:
             why = f"is {size} bytes of JSON; MAX_CALL_BYTES is {max_bytes}"
             raise InvalidCall("call_data", why)
