@@ -288,9 +288,8 @@ def writing(using: str) -> Iterator[None]:
 
 @contextmanager
 def index_scans(using: str) -> Iterator[None]:
-    """A transaction whose reads go by an index where there is one. PostgreSQL goes through the
-    whole table for rows that it takes for many, though they may all lie at its end.
-    """
+    """A transaction whose reads go by an index wherever there is one that serves them."""
+    # PostgreSQL reads the whole table for rows that it takes for many, which may lie at its end.
     with transaction.atomic(using=using):
         if is_postgresql(using):
             rows(using, "SELECT set_config('enable_seqscan', 'off', true)")

@@ -168,5 +168,5 @@ def _clean(call: CallQueue, text: str) -> str:
     params, method = data.get("params"), str(data.get("method"))
     payload = payload_strings(method, params)
     return clean_of_secrets(
-        text, disclosure.values_of(method, params, rule=call.rule, key=call.key), payload
+        text, disclosure.secret_values_of(method, params, rule=call.rule, key=call.key), payload
     )

@@ -173,7 +173,7 @@ def _checked_method(method: object, methods: Callable[[], Collection[str]]) -> s
     return lowered
 
 
-def _anything(field: str, value: Any) -> None:
+def _accept_anything(field: str, value: Any) -> None:
     """It is checked elsewhere, or nothing is wrong with it."""
 
 
@@ -211,7 +211,7 @@ def _check_auth(field: str, auth: Any) -> None:
     text(*_PASSWORD)(f"{field}[1]", auth[1])
 
 
-def _check_fields(field: str, value: Any) -> None:
+def _check_form_fields(field: str, value: Any) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             _check_field_value(field, name, item)
@@ -237,10 +237,10 @@ def _check_field_value(field: str, name: str | int, value: Any) -> None:
 
 
 HTTP_PARAMS: dict[str, Check] = {
-    "url": _anything,
-    "params": _check_fields,
-    "data": _check_fields,
-    "json": _anything,
+    "url": _accept_anything,
+    "params": _check_form_fields,
+    "data": _check_form_fields,
+    "json": _accept_anything,
     "headers": _check_headers,
     "cookies": _check_cookies,
     "auth": _check_auth,

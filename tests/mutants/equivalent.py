@@ -59,7 +59,7 @@ _BY_REASON = {
         "ledger/settings.py set_rate: time.sleep(PAUSE) -> pass",
     ],
     "Its digits are more than a key may have in any case.": [
-        "sending/validation.py _key_part: abs(value) < 10**MAX_TEXT -> (abs(value) <= 10 ** MAX_TEXT)",
+        "sending/validation.py _checked_key_part: abs(value) < 10**MAX_TEXT -> (abs(value) <= 10 ** MAX_TEXT)",
     ],
     "A longer digest tells the same budgets apart.": [
         "ledger/tally_rows.py fingerprint: 16 -> 17",
