@@ -40,7 +40,7 @@ AHEAD = 2 * ASKED  # an instant that is further ahead was written before the clo
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 _LOGGED = {states.FAILED: "call_failed", states.UNKNOWN: "call_unknown"}
 
-TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_result.tell
+TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_result.write_ends
 
 
 def tell(using: str, call_ids: Sequence[int], status: int) -> None:

@@ -101,4 +101,4 @@ def announce(
     if not call_ids:
         return 0
     with _connection_of(announce, using):
-        return callbacks.deliver(using, call_ids, queued_result.tell)
+        return callbacks.deliver(using, call_ids, queued_result.write_ends)

@@ -25,7 +25,7 @@ from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us
 from callqueue.execution.starvation import starved
 from callqueue.fields import UNREADABLE
-from callqueue.handlers import HTTP_METHODS, method_of, methods
+from callqueue.handlers import HTTP_METHODS, known_methods, method_of
 from callqueue.ledger import ledger_time, settings
 from callqueue.transitions import Job
 
@@ -270,7 +270,7 @@ def _reason_against(job: Job) -> str | None:
         )
     if not is_readable:
         return "its call_data is no dict with 'method' and 'params'; send would have refused it"
-    if call.method not in HTTP_METHODS and call.method not in {*methods(), states.PERMIT}:
+    if call.method not in HTTP_METHODS and call.method not in {*known_methods(), states.PERMIT}:
         return f"there is no handler for the method {call.method!r} any more"
     return None
 

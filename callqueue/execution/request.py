@@ -21,7 +21,7 @@ from callqueue.execution import claim, judging, starvation, wire
 from callqueue.execution.connection import Starved
 from callqueue.execution.recorder import NOTHING, unstorable
 from callqueue.execution.starvation import starved
-from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
+from callqueue.handlers import HTTP_METHODS, SAFE, Context, find_handler
 from callqueue.security.redaction import REDACTED, redact_headers
 from callqueue.security.withholding import (
     WITHHELD,
@@ -171,7 +171,7 @@ def _policy(job: Job) -> wire.Policy:
 
 
 def _handle(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
-    call, handler = job.call, find(job.call.method)
+    call, handler = job.call, find_handler(job.call.method)
     if want := starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
     gate.wait()

@@ -28,19 +28,19 @@ def send_email(params: Mapping[str, Any], context: Context) -> Any:
         subject=params.get("subject", ""),
         body=params.get("message", ""),
         from_email=params.get("from_email"),
-        to=_listed(params.get("to")),
-        cc=_listed(params.get("cc")),
-        bcc=_listed(params.get("bcc")),
-        reply_to=_listed(params.get("reply_to")),
-        headers={"Message-ID": f"<callqueue.{context.idempotency_key}@{_domain()}>"},
+        to=_as_list(params.get("to")),
+        cc=_as_list(params.get("cc")),
+        bcc=_as_list(params.get("bcc")),
+        reply_to=_as_list(params.get("reply_to")),
+        headers={"Message-ID": f"<callqueue.{context.idempotency_key}@{_mail_domain()}>"},
     )
     if params.get("html_message"):
         message.attach_alternative(params["html_message"], "text/html")
-    message.connection = _connection(context)
+    message.connection = _connection_within_lease(context)
     return {"sent": message.send()}
 
 
-def _connection(context: Context) -> Any:
+def _connection_within_lease(context: Context) -> Any:
     """The backend's connection. No wait for its server is longer than the lease that is left."""
     connection = get_connection()
     if hasattr(connection, "timeout"):
@@ -49,19 +49,19 @@ def _connection(context: Context) -> Any:
     return connection
 
 
-def _listed(value: Any) -> list[str]:
+def _as_list(value: Any) -> list[str]:
     if not value:
         return []
     return [value] if isinstance(value, str) else list(value)
 
 
-def _domain() -> str:
+def _mail_domain() -> str:
     from django.core.mail.utils import DNS_NAME
 
     return str(DNS_NAME)
 
 
-def _check(params: dict[str, Any]) -> None:
+def _check_params(params: dict[str, Any]) -> None:
     refuse_unknown(params, PARAMS)
     if not params.get("to"):
         raise InvalidCall("params.to", "is missing: an address, or a list of them")
@@ -93,4 +93,4 @@ PARAMS: dict[str, Check] = {
     "message": text(),
     "html_message": text(),
 }
-BUILT_IN = BuiltIn(send_email, free=("subject", "message", "html_message"), check=_check)
+BUILT_IN = BuiltIn(send_email, free=("subject", "message", "html_message"), check=_check_params)

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from callqueue import conf, database, events, states, tables, telemetry
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.handlers import methods
+from callqueue.handlers import known_methods
 from callqueue.limits.budgets import cost_of
 from callqueue.limits.rules import Discard, Route, Rule
 from callqueue.security import addresses
@@ -82,7 +82,7 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
     config = conf.current()
     data, host = check_call_data(
         request.call_data,
-        methods=methods,
+        methods=known_methods,
         reach=Reach(config.allowed_hosts, config.allowed_networks),
         secret_names=config.secrets.keys(),
         max_bytes=config.max_call_bytes,
