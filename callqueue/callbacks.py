@@ -139,7 +139,9 @@ def _send_signals(told: Sequence[tuple[Any, Any]]) -> None:
     for signal, call in told:
         of_own = {"rule": call.rule, "reason": call.error_message}
         facts = {} if signal is events.call_finished else of_own
-        events.notify(signal, call_id=call.pk, status=conf.NAMES_OF_STATUS[call.status], **facts)
+        events.send_signal(
+            signal, call_id=call.pk, status=conf.NAMES_OF_STATUS[call.status], **facts
+        )
 
 
 def _owed(using: str) -> CallQueueQuerySet:

@@ -97,7 +97,7 @@ def announce(
     """Announce the ends of these calls, by signals and callbacks; the count of those announced. Of
     an event that is no call's end, send the signal.
     """
-    events.notify_of(event, facts or {})
+    events.send_signal_of(event, facts or {})
     if not call_ids:
         return 0
     with _connection_of(announce, using):

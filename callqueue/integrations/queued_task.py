@@ -174,7 +174,7 @@ class QueuedTask(DjangoTask):
         }
 
     def _stated_priority(self, options: Mapping[str, Any]) -> int | None:
-        """The priority given here, else the decorator's, else the sending task's, if that is set."""
+        """The priority given here, else the decorator's, else its sender's, if settings say so."""
         for stated in (options.get("priority"), self.call_priority):
             if stated is not None:
                 return int(stated)
