@@ -79,7 +79,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
 
     def update(self, **changed: Any) -> int:
         """As Django's. What is given another `due_at_dt` or `status` waits for a promotion."""
-        return super().update(**{**also_written(changed), **changed})
+        return super().update(**{**written_besides(changed), **changed})
 
     def bulk_create(
         self,
@@ -96,7 +96,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
             leave_to_promotion(one)
         if update_fields:
             update_fields = {*update_fields}
-            update_fields |= also_written(update_fields).keys()
+            update_fields |= written_besides(update_fields).keys()
         conflicts = (ignore_conflicts, update_conflicts, update_fields, unique_fields)
         return super().bulk_create(objs, batch_size, *conflicts)
 
@@ -106,7 +106,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     cancel.alters_data = True  # type: ignore[attr-defined]
 
 
-def also_written(names: Collection[str]) -> dict[str, bool]:
+def written_besides(names: Collection[str]) -> dict[str, bool]:
     """What else is to be written where other code writes these columns: when a call is due, and
     whether it waits, a promotion looks at anew.
     """

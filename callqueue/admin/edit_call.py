@@ -74,7 +74,7 @@ def save(call: CallQueue, call_data: Any) -> str:
     sealed: Any = CallQueue._meta.get_field("call_data")
     changes: dict[str, Any] = {
         "idempotency_key": own_key,
-        "call_data": sealed.bound(checked.call_data, own_key),
+        "call_data": sealed.bind_row(checked.call_data, own_key),
         "method": checked.method,
         "host": checked.host,
         "path": checked.path,

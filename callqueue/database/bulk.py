@@ -121,8 +121,8 @@ def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shap
 
 
 def _json_converter(using: str, field: Any) -> Callable[[Any], Any]:
-    if hasattr(field, "in_document"):
-        return field.in_document  # type: ignore[no-any-return]
+    if hasattr(field, "value_in_json"):
+        return field.value_in_json  # type: ignore[no-any-return]
     return lambda value: _unwrapped_json(field.get_db_prep_save(value, connections[using]))
 
 
@@ -233,9 +233,9 @@ def _field_values(objects: Sequence[M], fields: Sequence[Any]) -> list[list[Any]
     take = attrgetter(*(field.attname for field in fields))
     values = [list(take(one)) for one in objects]
     for i, field in enumerate(fields):
-        if hasattr(field, "bound"):
+        if hasattr(field, "bind_row"):
             for one, row in zip(objects, values, strict=True):
-                row[i] = field.bound(row[i], getattr(one, field.bound_to))
+                row[i] = field.bind_row(row[i], getattr(one, field.bound_to))
     return values
 
 
@@ -286,7 +286,7 @@ def update_each(
     written, values = shape(using, model, names), [[one[name] for name in names] for one in records]
     for i, field in written.sealed:
         for one in values:
-            one[i] = field.bound(one[i], one[0])
+            one[i] = field.bind_row(one[i], one[0])
     # As a CASE the condition fits no partial index: rows are found by their keys, and not by
     # reading every row for which it is true.
     fence = f" AND CASE WHEN {where} THEN 1 ELSE 0 END = 1" if where else ""

@@ -35,7 +35,7 @@ from callqueue.handlers import BuiltIn
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.secrets import Secret, has_secret
 from callqueue.security.withholding import cleaned
-from callqueue.values import TASK_NAME, is_secret, listed, named, refuse_unknown
+from callqueue.values import TASK_NAME, check_dict, check_list, is_secret, refuse_unknown
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -322,10 +322,10 @@ def _check_params(params: dict[str, Any]) -> None:
             "params.name", "must be the name of a Celery task, such as 'shop.tasks.ship'"
         )
     if params.get("args") is not None:
-        listed("params.args", params["args"])
+        check_list("params.args", params["args"])
     for mapping in ("kwargs", *OF_MESSAGE):
         if params.get(mapping) is not None:
-            named(f"params.{mapping}", params[mapping])
+            check_dict(f"params.{mapping}", params[mapping])
     if params.get("headers") and not isinstance(params["headers"].get("id"), str):
         raise InvalidCall("params.headers.id", "must be the id of a task, a string")
 

@@ -11,7 +11,16 @@ from django.core.mail import EmailMultiAlternatives, get_connection
 
 from callqueue.exceptions import InvalidCall
 from callqueue.handlers import BuiltIn
-from callqueue.values import Ban, Check, check_each, flaw, is_secret, listed, refuse_unknown, text
+from callqueue.values import (
+    Ban,
+    Check,
+    check_each,
+    check_list,
+    is_secret,
+    refuse_unknown,
+    string_flaw,
+    text_check,
+)
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -72,13 +81,17 @@ def _check_addresses(field: str, value: Any) -> None:
     if isinstance(value, str) or is_secret(value):
         _check_address(field, value)
     else:
-        for index, address in enumerate(listed(field, value)):
+        for index, address in enumerate(check_list(field, value)):
             _check_address(f"{field}[{index}]", address)
 
 
 def _check_address(field: str, address: Any) -> None:
     is_text = isinstance(address, str) and address.strip()
-    why = flaw(address, (_ONE_LINE,)) if is_text or is_secret(address) else "must be an address"
+    why = (
+        string_flaw(address, (_ONE_LINE,))
+        if is_text or is_secret(address)
+        else "must be an address"
+    )
     if why:
         raise InvalidCall(field, why)
 
@@ -88,9 +101,9 @@ PARAMS: dict[str, Check] = {
     "cc": _check_addresses,
     "bcc": _check_addresses,
     "reply_to": _check_addresses,
-    "subject": text(_ONE_LINE),
-    "from_email": text(_ONE_LINE),
-    "message": text(),
-    "html_message": text(),
+    "subject": text_check(_ONE_LINE),
+    "from_email": text_check(_ONE_LINE),
+    "message": text_check(),
+    "html_message": text_check(),
 }
 BUILT_IN = BuiltIn(send_email, free=("subject", "message", "html_message"), check=_check_params)

@@ -13,7 +13,7 @@ from celery import Task
 
 from callqueue.exceptions import InvalidCall
 from callqueue.security.secrets import Secret, mark_secrets
-from callqueue.values import TASK_NAME, kind_of, path_of, shown, text_flaw, trail_of
+from callqueue.values import TASK_NAME, kind_of, path_of, shown_name, text_flaw, trail_of
 
 MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being the first
 MAX_DIGITS = 4300  # Python's own bound on reading an integer back
@@ -113,7 +113,7 @@ class _Copying:
             raise InvalidCall(trail_of(path), why)
         self._checked_text(secret.name, path, "is a secret whose name ")
         if secret.name not in self.secret_names:
-            why = f"names a secret that is not in SECRETS: {shown(secret.name)}"
+            why = f"names a secret that is not in SECRETS: {shown_name(secret.name)}"
             raise InvalidCall(trail_of(path), why)
         self.has_secrets = True
         return secret
