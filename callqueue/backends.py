@@ -210,7 +210,7 @@ def _loaded_attribute(path: str) -> Any:
 def _as_json(value: Any, context: Context) -> Any:
     """The value as JSON. TypeError where it is none, ValueError where it is too long."""
     config = conf.current()
-    value, most = normalize_json(value), config.kept_bytes(config.rules.get(context.rule))
+    value, most = normalize_json(value), config.kept_response_bytes(config.rules.get(context.rule))
     if (size := len(json.dumps(value))) > most:
         raise ValueError(f"the return value has {size} bytes, KEEP_RESPONSE_BYTES keeps {most}")
     return value

@@ -65,7 +65,6 @@ def kind_of(value: object) -> str:
 
 
 def is_secret(value: Any) -> bool:
-    """Whether a secret stands in the value's place. What it stands for is checked in the worker."""
     return isinstance(value, Secret)
 
 

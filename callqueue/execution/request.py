@@ -275,7 +275,7 @@ def _cleaned_headers(
 def _columns_of_body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
-    most = conf.current().kept_bytes(result.job.rule)
+    most = conf.current().kept_response_bytes(result.job.rule)
     size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
     text = _without_secrets(content, charset, most, values)
     is_cut = len(content) > most or not result.is_whole
