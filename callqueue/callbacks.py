@@ -40,7 +40,7 @@ AHEAD = 2 * ASKED  # an instant that is further ahead was written before the clo
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 _LOGGED = {states.FAILED: "call_failed", states.UNKNOWN: "call_unknown"}
 
-TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_result.tell
+TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_result.write_ends
 
 
 def log_and_announce(using: str, call_ids: Sequence[int], status: int) -> None:
@@ -138,7 +138,9 @@ def _send_signals(told: Sequence[tuple[Any, Any]]) -> None:
     for signal, call in told:
         of_own = {"rule": call.rule, "reason": call.error_message}
         facts = {} if signal is events.call_finished else of_own
-        events.notify(signal, call_id=call.pk, status=conf.NAMES_OF_STATUS[call.status], **facts)
+        events.send_signal(
+            signal, call_id=call.pk, status=conf.NAMES_OF_STATUS[call.status], **facts
+        )
 
 
 def _owed_calls(using: str) -> CallQueueQuerySet:

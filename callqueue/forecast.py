@@ -50,7 +50,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     config = conf.current()
     text = check_key(key)
     config.rule(rule)  # else UnknownRule
-    with database.one_view(using):
+    with database.one_snapshot(using):
         reading = ledger_time.read(using)
         now, book = reading.at, settings.book_in_force(using).moved_by(reading.moved)
         group = book.groups[rule]
@@ -65,7 +65,7 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     `tells_why_held`: whether the reader may know a hold's reason; that there is one, all may.
     """
     using = call._state.db or "default"
-    with database.one_view(using):
+    with database.one_snapshot(using):
         return _forecast(call, using, tells_why_held)
 
 

@@ -97,8 +97,8 @@ def announce(
     """Announce the ends of these calls, by signals and callbacks; the count of those announced. Of
     an event that is no call's end, send the signal.
     """
-    events.notify_of(event, facts or {})
+    events.send_signal_of(event, facts or {})
     if not call_ids:
         return 0
     with _kept_connection(announce, using):
-        return callbacks.deliver(using, call_ids, queued_result.tell)
+        return callbacks.deliver(using, call_ids, queued_result.write_ends)

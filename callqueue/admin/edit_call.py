@@ -22,9 +22,9 @@ from callqueue.fields import new_idempotency_key
 from callqueue.handlers import HTTP_METHODS, method_of
 from callqueue.limits.budgets import named_parts
 from callqueue.models import CallQueue
-from callqueue.security.redaction import REDACTED, hidden_in, redact_params
-from callqueue.security.secrets import Secret, walked
-from callqueue.security.withholding import is_plain
+from callqueue.security.redaction import REDACTED, hidden_marker_in, redact_params
+from callqueue.security.secrets import Secret, walk_json
+from callqueue.security.withholding import is_plain_word
 from callqueue.sending import intake
 from callqueue.sending.validation import MAX_DEPTH
 
@@ -73,7 +73,7 @@ def save_and_requeue(call: CallQueue, call_data: Any) -> str:
     sealed: Any = CallQueue._meta.get_field("call_data")
     changes: dict[str, Any] = {
         "idempotency_key": own_key,
-        "call_data": sealed.bound(checked.call_data, own_key),
+        "call_data": sealed.bind_row(checked.call_data, own_key),
         "method": checked.method,
         "host": checked.host,
         "path": checked.path,
@@ -162,13 +162,13 @@ def _fixed_parts(call_data: Any) -> Any:
 
 
 def _secret_names(value: Any) -> set[str]:
-    return {one.name for one in walked(value) if isinstance(one, Secret)}
+    return {one.name for one in walk_json(value) if isinstance(one, Secret)}
 
 
 def _first_hidden(value: Any) -> str:
     """What in a value stands for something that is not shown; "" where nothing does."""
-    texts = (one for one in walked(value, with_names=True) if isinstance(one, str))
-    return next(filter(None, map(hidden_in, texts)), "")
+    texts = (one for one in walk_json(value, with_names=True) if isinstance(one, str))
+    return next(filter(None, map(hidden_marker_in, texts)), "")
 
 
 def _differs_as_json(one: Any, other: Any) -> bool:
@@ -181,5 +181,5 @@ def _changed_params(before: Any, after: Any) -> str:
     old, new = before["params"], after["params"]
     differ = [n for n in dict.fromkeys([*old, *new]) if _differs_as_json(old.get(n), new.get(n))]
     # a name may tell of somebody, and the log is in clear
-    named = [f"params.{name}" if is_plain(name) else "params.[…]" for name in differ[:NAMED]]
+    named = [f"params.{name}" if is_plain_word(name) else "params.[…]" for name in differ[:NAMED]]
     return ", ".join([*named, "…"] if len(differ) > NAMED else named)

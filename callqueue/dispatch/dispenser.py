@@ -75,7 +75,7 @@ class Listener:
 
     def _hear(self, seconds: float) -> set[str]:
         """Wait for a sender's word. After two for nothing, senders are let be for a while."""
-        told = database.wait_for_word(self.using, seconds)
+        told = database.wait_for_notification(self.using, seconds)
         if told:
             if self._was_for_nothing:
                 self._not_before = time.monotonic() + REST
@@ -107,7 +107,7 @@ class Listener:
 
     def _listen(self, wanted: bool) -> None:
         if wanted != self._is_listening:
-            database.listen(self.using, wanted)
+            database.set_listening(self.using, wanted)
             self._is_listening = wanted
 
 

@@ -427,7 +427,7 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
     return (
         f"SELECT {ledger_time.reading_sql(using)}, {settings.version_sql(using)}, "
         f"rule, passes, served, memo, {is_corrected}"
-        f"{database.within_idle_seconds(using, rule_rows.SILENT)} "
+        f"{database.idle_timeout_sql(using, rule_rows.SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.placeholders(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
     )

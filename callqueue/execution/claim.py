@@ -25,7 +25,7 @@ from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us
 from callqueue.execution.starvation import why_starved
 from callqueue.fields import UNREADABLE
-from callqueue.handlers import HTTP_METHODS, method_of, methods
+from callqueue.handlers import HTTP_METHODS, known_methods, method_of
 from callqueue.ledger import ledger_time, settings
 from callqueue.transitions import Job
 
@@ -155,7 +155,7 @@ def _read_attempts(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any
         f"FROM {attempts} a JOIN {calls} c ON c.id = a.call_id "
         f"WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
     )
-    return columns.mapped(sql, [], *_READING)
+    return columns.rows_by_name(sql, [], *_READING)
 
 
 @lru_cache
@@ -223,8 +223,8 @@ def _jobs_of_rows(
     config, jobs = conf.current(), list[Job]()
     attempts, calls = tables.CallAttempt, tables.CallQueue
     for row in rows:
-        attempt = database.read_object(attempts, using, {n: row[at] for n, at in _OF_ATTEMPT})
-        call = database.read_object(calls, using, {n: row[at] for n, at in _OF_CALL})
+        attempt = database.object_from_row(attempts, using, {n: row[at] for n, at in _OF_ATTEMPT})
+        call = database.object_from_row(calls, using, {n: row[at] for n, at in _OF_CALL})
         job = Job(attempt, call, clock, config.rules.get(call.rule))
         opens = job.slot_opens_at()
         ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
@@ -271,7 +271,7 @@ def _why_unfit(job: Job) -> str | None:
         )
     if not is_readable:
         return "its call_data is no dict with 'method' and 'params'; send would have refused it"
-    if call.method not in HTTP_METHODS and call.method not in {*methods(), states.PERMIT}:
+    if call.method not in HTTP_METHODS and call.method not in {*known_methods(), states.PERMIT}:
         return f"there is no handler for the method {call.method!r} any more"
     return None
 

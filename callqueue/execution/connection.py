@@ -37,7 +37,7 @@ from urllib3.util.wait import wait_for_read
 from callqueue import aside, clocks
 from callqueue.clocks import Mono
 from callqueue.execution.starvation import why_starved
-from callqueue.security.addresses import Place, literal_address, refusal
+from callqueue.security.addresses import Place, address_refusal, literal_address
 
 try:  # what asks how many bytes the other side has not confirmed: Linux, tcp(7), SIOCOUTQ
     import fcntl
@@ -427,7 +427,7 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
         )
     places = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
     for _, where in places:
-        if why := refusal(str(where[0]), trip.policy.allowed_networks):
+        if why := address_refusal(str(where[0]), trip.policy.allowed_networks):
             name = f"the host {host} resolves: " if address is None else ""
             raise Refused(f"{name}{why} {HERE}")
     return places

@@ -21,9 +21,16 @@ from callqueue.execution import claim, judging, starvation, wire
 from callqueue.execution.connection import Starved
 from callqueue.execution.recorder import NOTHING, drop_answer
 from callqueue.execution.starvation import why_starved
-from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
+from callqueue.handlers import HTTP_METHODS, SAFE, Context, find_handler
 from callqueue.security.redaction import REDACTED, redact_headers
-from callqueue.security.withholding import WITHHELD, at_work, clean, payload_of, tells, withhold
+from callqueue.security.withholding import (
+    WITHHELD,
+    clean_of_secrets,
+    payload_strings,
+    tells,
+    withhold,
+    withholding,
+)
 from callqueue.sending.disclosure import disclose
 from callqueue.transitions import Job, Result
 
@@ -104,7 +111,7 @@ def make(job: Job) -> Result:
         return scrubbed(judging.result_of_failure(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
         return scrubbed(_make_disclosed(job, params), ())
-    with at_work(values, call.method, job.params):
+    with withholding(values, call.method, job.params):
         return scrubbed(_make_disclosed(job, params), values)
 
 
@@ -168,7 +175,7 @@ def _policy(job: Job) -> wire.Policy:
 
 
 def _call_handler(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
-    call, handler = job.call, find(job.call.method)
+    call, handler = job.call, find_handler(job.call.method)
     if want := why_starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
     gate.wait()
@@ -202,8 +209,8 @@ def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
     """
     hold = result.hold or {"reason": ""}
     said = {result.error, result.why, hold["reason"]} - {""}
-    payload = payload_of(result.job.call.method, result.job.params) if said else []
-    cleaned = {"": "", **{text: clean(text, values, payload) for text in said}}
+    payload = payload_strings(result.job.call.method, result.job.params) if said else []
+    cleaned = {"": "", **{text: clean_of_secrets(text, values, payload) for text in said}}
     result.error, result.why = cleaned[result.error], cleaned[result.why]
     hold["reason"] = cleaned[hold["reason"]]
     try:
@@ -274,7 +281,7 @@ def _columns_of_body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
     """Where not all of the body is kept, the result's error says so."""
-    most = conf.current().kept_bytes(result.job.rule)
+    most = conf.current().kept_response_bytes(result.job.rule)
     size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
     text = _without_secrets(content, charset, most, values)
     is_cut = len(content) > most or not result.is_whole

@@ -18,10 +18,10 @@ from callqueue.database import (
     from_us,
     instant_us,
     loaded,
-    of_each,
     placeholders,
     quoted,
     rows,
+    union_all,
 )
 from callqueue.ledger import memo
 from callqueue.ledger.memo import KnownRoom
@@ -166,7 +166,7 @@ def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
     )
     newest = f"SELECT MAX(finished_at) FROM {table} WHERE finished_at IS NOT NULL AND rule = %s"
     each = f"SELECT %s, {counts}, ({newest})"
-    found = of_each(using, [(each, [rule] * 4) for rule in rules])
+    found = union_all(using, [(each, [rule] * 4) for rule in rules])
     return {
         rule: Glance(int(is_open), int(untold), Us(0) if ended is None else instant_us(ended))
         for rule, is_open, untold, ended in found

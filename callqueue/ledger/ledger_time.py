@@ -133,7 +133,7 @@ def read_held(using: str, *, lazily: bool = False) -> Reading:
 def ends_sql(using: str, *, lazily: bool) -> str:
     """SQL for the columns of a SELECT that holds a reading: how its transaction ends."""
     more = database.dialect(using).lazily if lazily else ""
-    return f"{more}{database.within_idle_seconds(using, SILENT)}"
+    return f"{more}{database.idle_timeout_sql(using, SILENT)}"
 
 
 def held_reading_of(using: str, before: Mono, moved: int | None, *shown: Any) -> Reading:
@@ -261,7 +261,7 @@ class Watch:
         if self.is_agreed or self.last is None or (self._must_settle and self.settles_in()):
             return
         with database.writing(self.using):
-            database.end_if_silent(self.using, SILENT)
+            database.set_idle_timeout(self.using, SILENT)
             own = tables.ledger_state(self.using).filter(pk=OF_AGREED)
             if not list(database.locked(own, wait=True)):
                 ensure_rows(self.using)  # it may be the very first
@@ -273,7 +273,7 @@ class Watch:
         with self._keeping:
             self._keep(reading)
         with database.writing(self.using):
-            database.end_if_silent(self.using, SILENT)
+            database.set_idle_timeout(self.using, SILENT)
             _mend_what_is_ahead(self.using, reading)
 
     @property
@@ -338,7 +338,7 @@ class Watch:
         # The lock keeps off all who write an instant that is counted, but for passes. Those write
         # by no wrong time, and one that is frozen would keep back everybody.
         with database.writing(self.using):
-            database.end_if_silent(self.using, SILENT)
+            database.set_idle_timeout(self.using, SILENT)
             ensure_rows(self.using)
             list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True))
             reading, last = read(self.using), self.last

@@ -97,13 +97,13 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
     dual = " FROM DUAL" if database.is_mysql(using) else ""
     table = tables.name(using, "CallQueue")
     one = f"SELECT %s{dual} WHERE EXISTS (SELECT 1 FROM {table} WHERE {READY})"
-    return {rule for (rule,) in database.of_each(using, [(one, (rule, rule)) for rule in rules])}
+    return {rule for (rule,) in database.union_all(using, [(one, (rule, rule)) for rule in rules])}
 
 
 def rules_named_by_ready(using: str) -> list[str]:
     """Whether the settings know them or not. The first 1000."""
     where = f"ready AND {WAITING}"
-    found: list[str] = database.distinct_next(
+    found: list[str] = database.next_distinct(
         using, TABLE, "rule", where, [], after="", down=False, count=1000
     )
     return found
@@ -141,7 +141,7 @@ def lock_next_of_pairs(
     """
     where, params = _may_go_sql(using, rule, wall)
     wanted = {pair: count + 1 for pair, count in counts.items()}
-    found = database.first_of_each(
+    found = database.first_ids_of_each(
         using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", wanted
     )
     first: dict[tuple[int, str], list[int]] = {pair: [] for pair in counts}
@@ -272,7 +272,7 @@ def give_missing_news(using: str, rule: str, after: Pair = FIRST) -> Pair | None
     nor news; the last of them, None where there are no more.
     """
     key, pairs = quoted(using, "key"), ("key", "priority")
-    source, params = database.distinct_pairs(
+    source, params = database.distinct_pairs_sql(
         using, TABLE, pairs, READY, [rule], after=after, count=TAKEN
     )
     known = " OR ".join(
@@ -296,7 +296,7 @@ def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
     columns, share = f"id, rule, priority, {quoted(using, 'key')}", -(-TAKEN // max(1, len(rules)))
     of_rule = f"SELECT {columns} FROM {tables.name(using, 'KeyNews')} WHERE rule = %s"
     one = f"SELECT * FROM ({of_rule} ORDER BY priority DESC LIMIT {share}) x"
-    taken = database.of_each(using, [(one, (rule,)) for rule in rules])
+    taken = database.union_all(using, [(one, (rule,)) for rule in rules])
     if not taken:
         return False
     named = dict.fromkeys((rule, priority, key) for _, rule, priority, key in sorted(taken))
@@ -314,7 +314,7 @@ def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
 def forget_news(using: str, but: Sequence[str]) -> None:
     """Forget the news of all rules but these: their keys take no turns."""
     table = tables.name(using, "KeyNews")
-    told = database.distinct_next(
+    told = database.next_distinct(
         using, table, "rule", "1 = 1", [], after="", down=False, count=1000
     )
     others = [rule for rule in told if rule not in but]
@@ -336,7 +336,7 @@ def spent_turns(using: str, rule: str, wall: datetime) -> list[int]:
     where, params = _may_go_sql(using, rule, wall)
     turns = next_turns(using, rule, TAKEN)
     one_of_each = dict.fromkeys((turn.pair for turn in turns), 1)
-    found = database.first_of_each(
+    found = database.first_ids_of_each(
         using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", one_of_each
     )
     ready = {pair for pair, _ in found}
@@ -367,7 +367,7 @@ def save_turns(
 def next_wake(using: str, rules: Sequence[str]) -> Us | None:
     table = tables.name(using, "KeyTurn")
     one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
-    found = database.of_each(using, [(one, (rule,)) for rule in rules])
+    found = database.union_all(using, [(one, (rule,)) for rule in rules])
     return min((Us(at) for (at,) in found if at is not None), default=None)
 
 

@@ -248,7 +248,7 @@ def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
 
 def _lock_stated(using: str) -> Stated:
     """What all processes say, locked until the transaction ends."""
-    database.end_if_silent(using, rule_rows.SILENT)
+    database.set_idle_timeout(using, rule_rows.SILENT)
     rows = tables.settings(using)
     found = database.locked(rows, wait=True).values_list("version", "rates").first()
     if found is None:

@@ -75,7 +75,7 @@ def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, 
     """
     found: list[list[tuple[str, Us, int]]] = [[] for _ in asked]
     selects = [_left_sql(using, place, one) for place, one in enumerate(asked)]
-    for place, told, ended, spent in database.of_each(using, selects):
+    for place, told, ended, spent in database.union_all(using, selects):
         value = _value_of(asked[place].budget, told)
         found[place].append((value, instant_us(ended), int(spent or 0)))
     for listed in found:
@@ -105,13 +105,13 @@ def rows_of_values(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str,
         (f"{select} AND {value} IN ({placeholders(values)})", [name, *values])
         for name, values in wanted.items()
     ]
-    return _rows_by_budget(database.of_each(using, selects))
+    return _rows_by_budget(database.union_all(using, selects))
 
 
 def rows_of_fullest(using: str, budgets: Sequence[str], most: int) -> dict[str, list[Stored]]:
     first = f"{_rows_sql(using)} ORDER BY full_at DESC, used DESC LIMIT {most}"
     select = f"SELECT * FROM ({first}) AS fullest"
-    return _rows_by_budget(database.of_each(using, [(select, [name]) for name in budgets]))
+    return _rows_by_budget(database.union_all(using, [(select, [name]) for name in budgets]))
 
 
 def _rows_sql(using: str) -> str:
@@ -133,7 +133,7 @@ def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[t
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
     selects = [_charged_since_sql(using, place, *one) for place, one in enumerate(asked)]
-    for place, told, before, count, total in database.of_each(using, selects):
+    for place, told, before, count, total in database.union_all(using, selects):
         budget, _ = asked[place]
         cost = int(total or 0)
         if before is not None:
@@ -192,7 +192,7 @@ def first_end_after(using: str, budget: Budget, instant: Us) -> Us | None:
         "WHERE rule = %s AND finished_at IS NOT NULL AND finished_at > %s AND outcome <> %s"
     )
     since = _parameters(using, instant)
-    found = database.of_each(using, [(one, [r, *since, states.VOIDED]) for r in budget.rules])
+    found = database.union_all(using, [(one, [r, *since, states.VOIDED]) for r in budget.rules])
     return min((instant_us(ended) for (ended,) in found if ended is not None), default=None)
 
 

@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 
 from callqueue import states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, instant_us, of_each, part_sql, to_us
+from callqueue.database import as_parameter, from_us, instant_us, part_sql, to_us, union_all
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
 from callqueue.ledger import rule_rows, tallies
@@ -259,7 +259,7 @@ def _read_ends_by_budget(
                 f"AND finished_at <= %s AND outcome <> %s{grouped}"
             )
             selects.append((sql, [rule, as_parameter(using, from_us(since)), end, states.VOIDED]))
-    for place, ended, count in of_each(using, selects):
+    for place, ended, count in union_all(using, selects):
         if ended is not None:
             found.setdefault(budgets[place].id, []).append((instant_us(ended), int(count)))
     return {

@@ -192,7 +192,7 @@ def _delete_turns(using: str, after: int) -> list[int]:
     """Delete the next turns of keys without ready calls that nobody has locked: of rules whose keys
     take no turns any more. Their pks; no more at once than passes may wait for.
     """
-    database.end_if_silent(using, SILENT)
+    database.set_idle_timeout(using, SILENT)
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
     turns = tables.KeyTurn.objects.using(using).filter(~Exists(ready), pk__gt=after).order_by("pk")

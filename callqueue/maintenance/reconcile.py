@@ -23,7 +23,7 @@ from callqueue.ledger import ledger_time, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
-from callqueue.security.withholding import clean, payload_of
+from callqueue.security.withholding import clean_of_secrets, payload_strings
 from callqueue.sending import disclosure
 
 if TYPE_CHECKING:
@@ -167,5 +167,7 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
 def _without_secrets(call: CallQueue, text: str) -> str:
     data: Any = call.call_data if isinstance(call.call_data, dict) else {}
     params, method = data.get("params"), str(data.get("method"))
-    payload = payload_of(method, params)
-    return clean(text, disclosure.values_of(method, params, rule=call.rule, key=call.key), payload)
+    payload = payload_strings(method, params)
+    return clean_of_secrets(
+        text, disclosure.secret_values_of(method, params, rule=call.rule, key=call.key), payload
+    )

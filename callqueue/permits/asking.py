@@ -51,7 +51,7 @@ class Options:
         label = _checked_label(self.label)
         shown = "" if config.encryption_keys else label  # in lists, which are not encrypted
         call = {
-            **intake.columns_given(request, name, config),
+            **intake.checked_columns(request, name, config),
             "method": states.PERMIT,
             "call_data": {"method": states.PERMIT, "params": {"label": label}},
             "path": shown,

@@ -66,10 +66,10 @@ def release(
             f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE {which}"
         )
         if reads is None:
-            lazily = database.without_waiting_for_disk(using) if is_lazy else ""
+            lazily = database.lazy_commit_sql(using) if is_lazy else ""
             database.run(using, f"{update}{lazily}", [queue, at, at, at])
         else:
-            found += reads.changed(update, [queue, at, at, at], f"FROM {table} c {which}")
+            found += reads.updated(update, [queue, at, at, at], f"FROM {table} c {which}")
     return found
 
 

@@ -43,7 +43,7 @@ _BY_REASON = {
         "dispatch/next_look.py RuleGroup.notice: self.next_look = replace(look, open_attempts=open_attempts, untold_attempts=untold) self.look_at = 0.0 -> self.look_at = 0.0 self.next_look = replace(look, open_attempts=open_attempts, untold_attempts=untold)",
         "dispatch/dispenser.py Dispenser.__init__: self.outbox = Outbox(using, publish, self._broker_refused) self.settings = settings -> self.settings = settings self.outbox = Outbox(using, publish, self._broker_refused)",
         "dispatch/dispenser.py Dispenser._release: taker = None if self.maker is None else self.maker.taker() room = ROOMY if self.maker is None else self._room(self.maker) -> room = ROOMY if self.maker is None else self._room(self.maker) taker = None if self.maker is None else self.maker.taker()",
-        'ledger/ready_calls.py give_missing_news: source, params = database.distinct_pairs( using, TABLE, pairs, READY, [rule], after=after, count=TAKEN ) known = " OR ".join( f"EXISTS (SELECT 1 FROM {tables.name(using, model)} t " f"WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)" for model in ("KeyTurn", "KeyNews") ) -> known = \' OR \'.join((f\'EXISTS (SELECT 1 FROM {tables.name(using, model)} t WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)\' for model in (\'KeyTurn\', \'KeyNews\'))) source, params = database.distinct_pairs(using, TABLE, pairs, READY, [rule], after=after, count=TAKEN)',
+        'ledger/ready_calls.py give_missing_news: source, params = database.distinct_pairs_sql( using, TABLE, pairs, READY, [rule], after=after, count=TAKEN ) known = " OR ".join( f"EXISTS (SELECT 1 FROM {tables.name(using, model)} t " f"WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)" for model in ("KeyTurn", "KeyNews") ) -> known = \' OR \'.join((f\'EXISTS (SELECT 1 FROM {tables.name(using, model)} t WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)\' for model in (\'KeyTurn\', \'KeyNews\'))) source, params = database.distinct_pairs_sql(using, TABLE, pairs, READY, [rule], after=after, count=TAKEN)',
         "dispatch/release_pass.py remember: passes = {name: row.passes + (name in changed) for name, row in rows.items()} memos = {name: {**rows[name].memo, \"group\": group} for name in changed} -> memos = {name: {**rows[name].memo, 'group': group} for name in changed} passes = {name: row.passes + (name in changed) for name, row in rows.items()}",
         "execution/recorder.py _wait_for_database: connections[using].close() time.sleep(pause) -> time.sleep(pause) connections[using].close()",
         "ledger/settings.py _locked: database.end_if_silent(using, rule_rows.SILENT) rows = tables.settings(using) -> rows = tables.settings(using) database.end_if_silent(using, rule_rows.SILENT)",
@@ -66,7 +66,7 @@ _BY_REASON = {
         "ledger/settings.py set_rate: time.sleep(PAUSE) -> pass",
     ],
     "Its digits are more than a key may have in any case.": [
-        "sending/validation.py _key_part: abs(value) < 10**MAX_TEXT -> (abs(value) <= 10 ** MAX_TEXT)",
+        "sending/validation.py _checked_key_part: abs(value) < 10**MAX_TEXT -> (abs(value) <= 10 ** MAX_TEXT)",
     ],
     "A longer digest tells the same budgets apart.": [
         "ledger/tally_rows.py fingerprint: 16 -> 17",

@@ -48,7 +48,7 @@ class Command(CallQueueCommand):
     def run(self, using: str, options: dict[str, Any]) -> None:
         with transaction.atomic(using=using):
             if options["yes"]:
-                database.lock_whole(using, database.existing(using, _tables()))
+                database.lock_tables(using, database.existing_tables(using, _tables()))
             plan = _plan(using)
             what = _what(plan)
             is_refused = plan.unfinished and not options["force"]
@@ -74,7 +74,7 @@ class Command(CallQueueCommand):
 
 
 def _plan(using: str) -> Plan:
-    there = database.existing(using, _tables())
+    there = database.existing_tables(using, _tables())
     unfinished = 0
     if tables.CallQueue._meta.db_table in there:
         unfinished = tables.calls(using).filter(status__in=states.UNFINISHED).count()
@@ -95,7 +95,7 @@ def _described(using: str) -> dict[str, QuerySet[Any]]:
         found["row of django_migrations"] = recorder.migration_qs.filter(app="callqueue")
     if apps.is_installed("django.contrib.auth"):
         permissions = apps.get_model("auth", "Permission").objects.using(using)
-        if database.existing(using, [permissions.model._meta.db_table]):
+        if database.existing_tables(using, [permissions.model._meta.db_table]):
             found["permission"] = permissions.filter(content_type__app_label="callqueue")
     return found
 
@@ -108,7 +108,7 @@ def _drop(using: str, plan: Plan) -> None:
             grants._base_manager.using(using).filter(permission__in=pks).delete()
         found.model._base_manager.using(using).filter(pk__in=pks)._raw_delete(using)
     periodic.remove(plan.periodic_tasks)
-    database.drop(using, plan.tables)
+    database.drop_tables(using, plan.tables)
 
 
 def _grants() -> list[Any]:

@@ -151,7 +151,7 @@ def lived(world: World) -> World:
     database = SimpleNamespace(
         writing=lambda using: nullcontext(),
         locked=lambda rows, wait: [rows],
-        end_if_silent=lambda using, seconds: None,
+        set_idle_timeout=lambda using, seconds: None,
     )
     rows = SimpleNamespace(order_by=lambda name: None, filter=lambda pk: None)
     of_ledger_time = {
