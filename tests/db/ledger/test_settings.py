@@ -229,7 +229,7 @@ def test_who_has_other_settings_now_takes_its_own_opinion_back_at_once(waiting: 
     waiting(r=100)
     one = Process("one", r=STRICT)
     assert one.goes() == {"r": 2}
-    one.book = bind({"r": LOOSE})
+    one.book = book_of({"r": LOOSE})
     assert one.goes() == {"r": 38}
 
 

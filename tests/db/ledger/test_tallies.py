@@ -488,7 +488,7 @@ def test_thousands_that_cost_more_are_counted_before_the_next_release(
 @pytest.mark.django_db
 def test_what_left_of_several_keys_of_one_bucket_is_told_in_the_order_of_its_ends() -> None:
     """In another, the bucket would be taken to be fuller of what is owed than it is."""
-    (budget,) = bind({"r": Rule(limits=[TokenBucket("1/m", burst=9, per="team")])}).budgets["r"]
+    (budget,) = book_of({"r": Rule(limits=[TokenBucket("1/m", burst=9, per="team")])}).budgets["r"]
     one, other = (json.dumps({"team": "T", "user": user}) for user in "ab")
     now = to_us(past_attempts("r", [one, one, other], minutes=[3, 3, 2]))
     asked = tally_rows.Leaving(budget, now - budget.limit.window_us, now, now)

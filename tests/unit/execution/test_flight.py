@@ -180,7 +180,7 @@ def test_a_task_that_goes_away_waits_for_what_is_just_being_begun_of_its_message
         return []
 
     monkeypatch.setattr(flight.claim, "begin", begin)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
+    monkeypatch.setattr(one, "_with_connection", lambda work: work())
     one.inbox.put(message)
     assert began.wait(20)
     one._abandon(message, 20)

@@ -156,7 +156,7 @@ def test_opinions_are_remembered_for_as_long_as_any_limit_counts() -> None:
         book_of({"r": Rule(limits=[SlidingWindow(r, name="n")])}) for r in ("1/m", "1/w")
     )
     week = SlidingWindow("1/w").window_us
-    assert Stated(opinions=opinions_of(bind({"r": Rule()}))).longest_window == 0
+    assert Stated(opinions=opinions_of(book_of({"r": Rule()}))).longest_window == 0
     assert Stated(opinions=opinions_of(short)).longest_window < week
     assert Stated(lapsed=[(opinion_of(long), NOW)]).longest_window == week
     assert Stated(opinions=opinions_of(short), rates={"n": "9/w"}).longest_window == week
