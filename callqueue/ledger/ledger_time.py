@@ -375,7 +375,9 @@ class Watch:
             by = off - max(0, last.moved - reading.moved) if is_new else off
             return by if by > clocks.TOLERANCE else 0
         was_agreed = last.at <= reading.agreed_at and reading.at < reading.agreed_at
-        is_agreed = reading.agreements != last.agreements and not was_agreed
+        # of the same number where a copy of the database has lost one
+        is_same = (reading.agreements, reading.agreed_at) == (last.agreements, last.agreed_at)
+        is_agreed = not (is_same or was_agreed)
         return 0 if is_new or is_agreed else off
 
     def _begin_anew(self, reading: Reading, *, is_new: bool) -> None:

@@ -650,6 +650,28 @@ def test_who_agreed_before_the_clock_was_set_back_says_nothing_of_the_time_since
     assert released(two_clocks) == 20
 
 
+def test_another_agreement_with_the_number_of_one_that_a_copy_has_lost_is_another(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """The copy lagged by a moment, and its server's clock is behind: who had seen the one that was
+    lost took the count for unchanged, put ledger time forward, and what had ended counted no more.
+    """
+    others.look("dispenser", then=1)
+    others.be("dispenser").settle()
+    others.look("lost", "dispenser", then=1)
+    assert released(two_clocks) == 20
+    copied = LedgerState.objects.get(pk=ledger_time.OF_AGREED)
+    others.be("lost").agree()
+    others.look("dispenser")
+    copied.save()
+    two_clocks.jump(-3600)
+    others.look("newcomer", then=1)
+    answer_all(two_clocks)
+    two_clocks.pass_by(1)
+    others.be("dispenser")
+    assert released(two_clocks) == 0
+
+
 @pytest.mark.parametrize("first", ["look", "check"])
 def test_a_clock_that_is_put_forward_again_while_ledger_time_is_late_makes_nothing_too_early(
     two_clocks: Clocks, others: Others, first: str
