@@ -24,11 +24,11 @@ _BY_REASON = {
         "ledger/settings.py Party._look_for_silent: held = tables.opinions(self.using).filter(lapsed_at=None) moment = time.monotonic() -> moment = time.monotonic() held = tables.opinions(self.using).filter(lapsed_at=None)",
         "dispatch/dispenser.py Dispenser._seconds_to_next_turn: now = time.monotonic() wakes = [self._poll_at, self.chores.next_round_at] -> wakes = [self._poll_at, self.chores.next_round_at] now = time.monotonic()",
         'ledger/tally_rows.py ended_parts: sql = ( f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} " f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s " "AND NOT (correction_pending AND NOT settled) " f"GROUP BY {column}, {database.part_sql(using, \'finished_at\', begin, width)} ORDER BY 2" ) instants = _parameters(using, begin, end) -> instants = _parameters(using, begin, end) sql = f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s AND NOT (correction_pending AND NOT settled) GROUP BY {column}, {database.part_sql(using, \'finished_at\', begin, width)} ORDER BY 2"',
-        "execution/request.py _columns_of_body: most = conf.current().kept_bytes(result.job.rule) size = min(len(content) + (not result.is_whole), LONGEST_SIZE) -> size = min(len(content) + (not result.is_whole), LONGEST_SIZE) most = conf.current().kept_bytes(result.job.rule)",
+        "execution/request.py _columns_of_body: most = conf.current().kept_response_bytes(result.job.rule) size = min(len(content) + (not result.is_whole), LONGEST_SIZE) -> size = min(len(content) + (not result.is_whole), LONGEST_SIZE) most = conf.current().kept_response_bytes(result.job.rule)",
         "dispatch/release_pass.py charge: transitions.release(account.using, rest, wall, is_lazy=not mine) reads = None if taker is None else _columns(account.using, taker.reads) -> reads = None if taker is None else _columns(account.using, taker.reads) transitions.release(account.using, rest, wall, is_lazy=not mine)",
         "transitions/verbs.py void.<locals>.work: _void_locked(using, [pair.attempt.pk for pair in pairs]) back = [pair.call.pk for pair in pairs if pair.call] -> back = [pair.call.pk for pair in pairs if pair.call] _void_locked(using, [pair.attempt.pk for pair in pairs])",
-        "execution/executor.py _Message.make: make = telemetry.traced(request.make) self._record([judging.unfit(job) for job in self.jobs if job.unfit is not None]) -> self._record([judging.unfit(job) for job in self.jobs if job.unfit is not None]) make = telemetry.traced(request.make)",
-        "ledger/tally_rows.py ended_parts: width = max(1, budget.limit.window_us // PARTS) where, of_former = _former_where(using, budget) -> where, of_former = _former_where(using, budget) width = max(1, budget.limit.window_us // PARTS)",
+        "execution/executor.py _Execution.make_calls: make = telemetry.traced(request.make) self._record([judging.result_of_unfit(job) for job in self.jobs if job.unfit is not None]) -> self._record([judging.result_of_unfit(job) for job in self.jobs if job.unfit is not None]) make = telemetry.traced(request.make)",
+        "ledger/tally_rows.py ended_parts: width = max(1, budget.limit.window_us // PARTS) where, of_former = _conditions_of_former(using, budget) -> where, of_former = _conditions_of_former(using, budget) width = max(1, budget.limit.window_us // PARTS)",
     ],
     "Neither of the two has to do with the other.": [
         "execution/flight.py Flight._do_round: self.told = time.monotonic() ended = {id(job) for job, _ in list(self.crew.ended)} -> ended = {id(job) for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
@@ -46,7 +46,7 @@ _BY_REASON = {
         'ledger/ready_calls.py give_missing_news: source, params = database.distinct_pairs_sql( using, TABLE, pairs, READY, [rule], after=after, count=TAKEN ) known = " OR ".join( f"EXISTS (SELECT 1 FROM {tables.name(using, model)} t " f"WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)" for model in ("KeyTurn", "KeyNews") ) -> known = \' OR \'.join((f\'EXISTS (SELECT 1 FROM {tables.name(using, model)} t WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)\' for model in (\'KeyTurn\', \'KeyNews\'))) source, params = database.distinct_pairs_sql(using, TABLE, pairs, READY, [rule], after=after, count=TAKEN)',
         "dispatch/release_pass.py remember: passes = {name: row.passes + (name in changed) for name, row in rows.items()} memos = {name: {**rows[name].memo, \"group\": group} for name in changed} -> memos = {name: {**rows[name].memo, 'group': group} for name in changed} passes = {name: row.passes + (name in changed) for name, row in rows.items()}",
         "execution/recorder.py _wait_for_database: connections[using].close() time.sleep(pause) -> time.sleep(pause) connections[using].close()",
-        "ledger/settings.py _locked: database.end_if_silent(using, rule_rows.SILENT) rows = tables.settings(using) -> rows = tables.settings(using) database.end_if_silent(using, rule_rows.SILENT)",
+        "ledger/settings.py _lock_stated: database.set_idle_timeout(using, rule_rows.SILENT) rows = tables.settings(using) -> rows = tables.settings(using) database.set_idle_timeout(using, rule_rows.SILENT)",
     ],
     "Where the two are equal, both ways give the same.": [
         "ledger/tally_rows.py _left_sql: leaving.ahead > leaving.end -> (leaving.ahead >= leaving.end)",
@@ -82,8 +82,8 @@ _BY_REASON = {
         "limits/kinds/token_bucket.py TokenBucket.window_us: 100 -> 101",
         "dispatch/turns.py KeysInTurn._room_of: 1 -> 2",
         "ledger/settings.py _Sign.is_silent: now - self.at > LONG_SILENCE -> (now - self.at >= LONG_SILENCE)",
-        "execution/wire.py _Idle.close_older: self[0].idle_since < at -> (self[0].idle_since <= at)",
-        "dispatch/choosing.py _is_silent: 2 -> 3",
+        "execution/wire.py _Idle.close_idle_since: self[0].idle_since < instant -> (self[0].idle_since <= instant)",
+        "dispatch/choosing.py _nobody_listens: 2 -> 3",
     ],
     "What is woken besides is looked at, and waits again.": [
         "ledger/ready_calls.py wake_key: _turns(using).filter(rule=rule, priority=priority, key=key) -> _turns(using).filter(rule=rule, key=key)",
@@ -98,7 +98,7 @@ _BY_REASON = {
         "ledger/settings.py _raise_version: 1 -> 2",
     ],
     "What is so large is refused in any case.": [
-        "sending/validation.py _Copying._count: self.least > 4 * self.max_bytes -> (self.least >= 4 * self.max_bytes)",
+        "sending/validation.py _Copying._count_bytes: self.least > 4 * self.max_bytes -> (self.least >= 4 * self.max_bytes)",
     ],
     "Every Django that it runs with says so itself.": [
         "permits/apart.py is_in_callers_transaction: False -> True",
