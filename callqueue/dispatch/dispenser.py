@@ -322,7 +322,7 @@ class Dispenser:
         if waiting:
             glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
             for group in waiting:
-                group.notice(glances)
+                group.notice_answers(glances)
 
     def _waiting_for_answers(self) -> list[RuleGroup]:
         return [group for group in self.groups.values() if group.waits_for_answer]
