@@ -476,7 +476,7 @@ def _account(locked: _Locked, lead: float) -> Account:
 
 
 def _knows_enough(account: Account, locked: _Locked) -> bool:
-    """Whether known room is believed, and so little is open that no workers may be behind."""
+    """Go by known room if it is valid; whether it is, and too little open for workers to lag."""
     is_corrected = any(row.is_corrected for row in locked.rows.values())
     return (
         not is_corrected
