@@ -134,6 +134,20 @@ def _is_armed() -> bool:
         return bool(cursor.fetchone()[0])
 
 
+def test_after_two_words_for_nothing_senders_are_let_be_for_a_while(bell: Any) -> None:
+    def hear() -> None:
+        together(send)
+        assert bell.wait(threading.Event(), 20)
+        bell.wait(threading.Event(), 0.1)
+
+    hear()
+    bell.note_served()
+    hear()
+    assert _is_armed()
+    hear()
+    assert not _is_armed()
+
+
 def test_a_bell_that_was_closed_leaves_nothing_behind(bell: Any) -> None:
     bell.close()
     assert not _is_armed()

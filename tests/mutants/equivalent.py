@@ -84,6 +84,7 @@ _BY_REASON = {
         "ledger/settings.py _Sign.is_silent: now - self.at > LONG_SILENCE -> (now - self.at >= LONG_SILENCE)",
         "execution/wire.py _Idle.close_idle_since: self[0].idle_since < instant -> (self[0].idle_since <= instant)",
         "dispatch/choosing.py _nobody_listens: 2 -> 3",
+        "limits/kinds/windows.py FixedWindow.window_us: 2 -> 3",
     ],
     "What is woken besides is looked at, and waits again.": [
         "ledger/ready_calls.py wake_key: _turns(using).filter(rule=rule, priority=priority, key=key) -> _turns(using).filter(rule=rule, key=key)",
@@ -108,6 +109,9 @@ _BY_REASON = {
     ],
     "Of what has not ended nothing is owed.": [
         "transitions/ends.py end_deferred: {columns[\"status\"] for columns in ended} & set(FINAL) -> ({columns['status'] for columns in ended} | set(FINAL))",
+    ],
+    "No adapter of ours asks for it.": [
+        "execution/wire.py _send: _session.get_adapter(url).send( prepared, stream=True, verify=trip.policy.verify, proxies={} ) -> _session.get_adapter(url).send(prepared, stream=True, verify=trip.policy.verify)",
     ],
 }
 EQUIVALENT: dict[str, str] = {text: why for why, texts in _BY_REASON.items() for text in texts}

@@ -214,6 +214,10 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
     dispenser = Dispenser(publish=lambda *_: True)
     dispenser.tick()
     group = dispenser.groups["r",]
+    dispenser._listener = listener = Mock()
+    dispenser._wake({"r"})
+    assert listener.note_served.called, "it was no word for nothing"
+    dispenser.tick()
     send("r")
     group.look_at, dispenser._poll_at = time.monotonic() + 60, 0.0
     dispenser.tick()

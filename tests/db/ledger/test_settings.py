@@ -223,6 +223,8 @@ def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
     assert second.goes() == {"r": 40}
     assert settings.version("default") == version
     assert not of_settings(told)
+    first.joins()
+    assert first.membership.book is not None, "it goes on after all"
 
 
 def test_who_has_other_settings_now_takes_its_own_opinion_back_at_once(waiting: Any) -> None:

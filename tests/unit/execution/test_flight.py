@@ -212,8 +212,9 @@ def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_databa
         goes.set()
 
 
+@pytest.mark.parametrize(("is_begun", "most"), [(True, 50), (False, flight.AHEAD)])
 def test_most_threads_of_what_takes_off_are_started_once_it_is_cleared(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_begun: bool, most: int
 ) -> None:
     """A pass hands over in its transaction, with the rules' rows locked."""
     goes = threading.Event()
@@ -222,8 +223,8 @@ def test_most_threads_of_what_takes_off_are_started_once_it_is_cleared(
     monkeypatch.setattr(one, "_with_connection", lambda work: work())
     clear = one.take_off([_job(number, "slow") for number in range(50)])
     assert len(one.crew.threads) == flight.AHEAD
-    clear(True)
-    wait_until(lambda: len(one.crew.threads) == 50, 20)
+    clear(is_begun)
+    wait_until(lambda: len(one.crew.threads) == most, 20)
     goes.set()
 
 
@@ -244,6 +245,21 @@ def test_what_ends_while_the_flight_falls_asleep_wakes_it() -> None:
     one.crew = SimpleNamespace(pending=Pending(), ended=())  # type: ignore[assignment]
     one._wait_for_news()
     assert one.inbox.empty()
+
+
+def test_what_ends_in_a_row_is_recorded_together_but_not_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, now, ended = flight.Flight.__new__(flight.Flight), [1000.0], deque[Any]()
+    monkeypatch.setattr(flight.time, "monotonic", lambda: now[0])
+    one.crew = SimpleNamespace(pending=(), ended=ended, unserved=list)  # type: ignore[assignment]
+    one.seen, one.first, one.under_way = 0, 0.0, {number: _job(number, "r") for number in range(99)}
+    taken = list[Any]()
+    while not taken:
+        ended.append((_job(1, "r"), "result"))
+        taken = one._take_ended()
+        now[0] += flight.QUIET / 2
+    assert len(taken) in (7, 8)  # within AGE
 
 
 def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would_take(

@@ -442,6 +442,16 @@ def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str
     assert spent < 0.5 * slowness()
 
 
+def test_a_long_body_lets_other_threads_have_their_turn_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trip, naps = connection.Trip(PATIENT, wire.Gate(), LOOPBACK), list[float]()
+    monkeypatch.setattr(time, "sleep", naps.append)
+    for _ in range(2 * connection._SPELL):
+        trip.took(100)
+    assert len(naps) == 2
+
+
 def slowness() -> float:
     """How many times as long as usual a calculation takes here and now, where it takes longer."""
     before = time.thread_time()
