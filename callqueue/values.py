@@ -90,7 +90,7 @@ def refuse_unknown(
             raise InvalidCall(path_of("params", name), why)
 
 
-def text_flaw(text: str) -> str:
+def storage_flaw(text: str) -> str:
     """Why a database could not store the text; "" where it could."""
     if "\0" in text:
         return "contains a NUL character, which databases cannot store"

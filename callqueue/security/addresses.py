@@ -139,7 +139,7 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     if "*" in allowed_hosts:
         return None
     name, is_name = _canonical_host(host), literal_address(host) is None
-    places = [split_place(pattern) for pattern in allowed_hosts]
+    places = [split_host_port(pattern) for pattern in allowed_hosts]
     if any(
         _matches_host(pattern, name, is_name) for pattern, only in places if only in (None, port)
     ):
@@ -151,12 +151,12 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
 
 def is_place_pattern(text: str) -> bool:
     """Whether it is a host pattern, perhaps with a port: "api.example.com:8443", "[::1]:8080"."""
-    host, port = split_place(text)
+    host, port = split_host_port(text)
     return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
 
 
 @lru_cache(maxsize=256)
-def split_place(text: str) -> tuple[str, int | None]:
+def split_host_port(text: str) -> tuple[str, int | None]:
     named = re.fullmatch(r"([^:]+|\[[^\]]*\]):([0-9]{1,5})", text, re.ASCII)
     return (named[1], int(named[2])) if named else (text, None)
 

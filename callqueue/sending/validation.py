@@ -13,7 +13,7 @@ from celery import Task
 
 from callqueue.exceptions import InvalidCall
 from callqueue.security.secrets import Secret, mark_secrets
-from callqueue.values import TASK_NAME, kind_of, path_of, shown_name, text_flaw, trail_of
+from callqueue.values import TASK_NAME, kind_of, path_of, shown_name, storage_flaw, trail_of
 
 MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being the first
 MAX_DIGITS = 4300  # Python's own bound on reading an integer back
@@ -102,7 +102,7 @@ class _Copying:
         return self._checked_text(value, path)
 
     def _checked_text(self, text: str, path: Any, prefix: str = "") -> str:
-        if flaw := text_flaw(text):
+        if flaw := storage_flaw(text):
             raise InvalidCall(trail_of(path), prefix + flaw)
         return str.__str__(text)
 
@@ -254,7 +254,7 @@ def _checked_name(field: str, value: object, wanted: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidCall(field, f"{wanted} {kind_of(value)}")
     is_unseen = _UNSEEN.search(value)
-    if flaw := "contains a control character or a line break" if is_unseen else text_flaw(value):
+    if flaw := "contains a control character or a line break" if is_unseen else storage_flaw(value):
         raise InvalidCall(field, flaw)
     if len(value) > MAX_TEXT:
         raise InvalidCall(field, f"is longer than {MAX_TEXT} characters")

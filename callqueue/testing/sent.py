@@ -36,7 +36,7 @@ class Sent(Sequence["CallQueue"]):
     def assert_call_sent(self, *, count: int | None = None, **what: Any) -> CallQueue | None:
         """See the function `assert_call_sent`; looks at these calls only."""
         __tracebackhide__ = True
-        return _newest_match(_all_calls(self._using).filter(pk__gt=self._after), count, what)
+        return _newest_or_fail(_all_calls(self._using).filter(pk__gt=self._after), count, what)
 
     def assert_nothing_sent(self) -> None:
         __tracebackhide__ = True
@@ -74,10 +74,10 @@ def assert_call_sent(
     (`method="permit"`) the param is the `label`.
     """
     __tracebackhide__ = True
-    return _newest_match(_all_calls(using), count, what)
+    return _newest_or_fail(_all_calls(using), count, what)
 
 
-def _newest_match(
+def _newest_or_fail(
     rows: CallQueueQuerySet, count: int | None, wanted: Mapping[str, Any]
 ) -> CallQueue | None:
     __tracebackhide__ = True
