@@ -140,9 +140,7 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
         return None
     name, is_name = _canonical_host(host), literal_address(host) is None
     places = [split_host_port(pattern) for pattern in allowed_hosts]
-    if any(
-        _matches_host(pattern, name, is_name) for pattern, only in places if only in (None, port)
-    ):
+    if any(_matches(pattern, name, is_name) for pattern, only in places if only in (None, port)):
         return None
     has_ports = port is not None and any(only for _, only in places)
     shown = f"{name}, port {port}," if has_ports else name
@@ -201,7 +199,7 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535
 
 
-def _matches_host(pattern: str, name: str, is_name: bool) -> bool:
+def _matches(pattern: str, name: str, is_name: bool) -> bool:
     if pattern == "*":
         return True
     if pattern.startswith("*."):

@@ -207,11 +207,9 @@ def check_unique_key(unique_key: object) -> str | None:
         raise InvalidCall(
             "unique_key", "is empty: every such call would be the same; give None for no unique key"
         )
-    return (
-        None
-        if unique_key is None
-        else _checked_name("unique_key", unique_key, "must be a string, not")
-    )
+    if unique_key is None:
+        return None
+    return _checked_name("unique_key", unique_key, "must be a string, not")
 
 
 def check_callback(callback: object) -> str | None:
