@@ -71,7 +71,7 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
 
 def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     if call.status == states.DISPATCHED:
-        return Forecast(_dispatched(call, using))
+        return Forecast(_text_of_dispatched(call, using))
     if call.status not in states.WAITING:
         return Forecast(_("it is %s") % call.get_status_display())
     if call.rule not in conf.current().rules:
@@ -92,7 +92,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
         return Forecast(text % silence, position)
     if position is None:
         return Forecast(_("more than %s calls go before it") % words.count(CAP))
-    seconds, reason = _expected(call, rule, ahead)
+    seconds, reason = _expected_wait(call, rule, ahead)
     if seconds is None:
         return Forecast(reason, position)
     until = now if hold is None or hold.until is None else hold.until
@@ -111,7 +111,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
 
 
 def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) -> ledger.Account:
-    memo = ledger.Memo.load(group, rule_rows.memos(using, group), book.version)
+    memo = ledger.Memo.load(group, rule_rows.passes_and_memos(using, group), book.version)
     account = ledger.read(using, book, group, now, memo)
     account.read_keys([key])
     return account
@@ -130,7 +130,7 @@ def _fits(account: ledger.Account, rule: str, key: str, cost: Any, queues: Seque
     )
 
 
-def _dispatched(call: CallQueue, using: str) -> str:
+def _text_of_dispatched(call: CallQueue, using: str) -> str:
     attempt = tables.attempts(using).filter(call_id=call.pk, number=call.last_attempt).first()
     queue = call.queue or _("the default queue")
     if attempt is None or attempt.finished_at is not None:
@@ -165,20 +165,20 @@ def _ago(passed: timedelta) -> str:
 # --- when it goes
 
 
-def _expected(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | None, str]:
+def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | None, str]:
     """In how many seconds its limits let it go (None: nobody can say), and what it waits for."""
     pairs = [
         (limit, _gate(call, limit, gate, ahead))
         for limit, gate in zip(rule.limits, rule.gates, strict=True)
         if cost_of(call.cost, limit.budget.limit.unit)
     ]
-    binding = _binding(call, rule)
-    if why := _unforeseeable(call, rule, pairs, ahead, binding):
+    binding = _binding_limit(call, rule)
+    if why := _why_unforeseeable(call, rule, pairs, ahead, binding):
         return None, why
     gates = [gate for _limit, gate in pairs]
     calls = ahead.calls + 1
     seconds = rule.released_s(calls, gates)
-    place = estimate.slowest(gates, calls, rule.now)
+    place = estimate.place_of_slowest(gates, calls, rule.now)
     label = pairs[place][0].name if place is not None and seconds and seconds > SOON_S else ""
     reason = _reason(gates, ahead, binding, label)
     note = binding.note(rule.pace.latency) if binding else ""
@@ -195,8 +195,8 @@ def _gate(call: CallQueue, limit: LimitLook, gate: Gate, ahead: Ahead) -> Gate:
     )
 
 
-def _binding(call: CallQueue, rule: RuleLook) -> LimitLook | None:
-    """Which would let this very call go last, were it next; None where all would now."""
+def _binding_limit(call: CallQueue, rule: RuleLook) -> LimitLook | None:
+    """The limit that would let this call go last, were it next; None where all would now."""
     waits: list[tuple[float, LimitLook]] = []
     for one in rule.limits:
         cost = cost_of(call.cost, one.budget.limit.unit)
@@ -206,7 +206,7 @@ def _binding(call: CallQueue, rule: RuleLook) -> LimitLook | None:
     return max(waits, key=itemgetter(0), default=(0.0, None))[1]
 
 
-def _unforeseeable(
+def _why_unforeseeable(
     call: CallQueue, rule: RuleLook, pairs: Pairs, ahead: Ahead, binding: LimitLook | None
 ) -> str:
     for one, gate in pairs:
@@ -214,7 +214,7 @@ def _unforeseeable(
         if own > kind.capacity:
             values = {"cost": own, "limit": one.name}
             return _("its cost of %(cost)d is more than %(limit)s ever admits") % values
-        is_full = gate.amount(ahead.calls + 1) > one.free
+        is_full = gate.amount_with(ahead.calls + 1) > one.free
         if kind.counts_in_flight and not rule.pace.latency and is_full:
             return _("%s is used up, and how long a call takes is not known yet") % one.name
     if binding is not None and rule.stalls:
@@ -224,7 +224,7 @@ def _unforeseeable(
         return text % {"limit": binding.name, "count": rule.flight.unbegun}
     if rule.why_unknown == "no_workers":
         queues = [one.queue or _("the default queue") for one in rule.stalls]
-        return _("nobody takes calls from %s") % words.names(queues)
+        return _("nobody takes calls from %s") % words.first_names(queues)
     if rule.why_unknown == "stuck":
         return _("nothing is sent of its rule, though nothing that is known keeps its calls back")
     return ""

@@ -27,7 +27,10 @@ OF_RULES: Mapping[str, tuple[str, Callable[[RuleLook], Value]]] = {
     "waiting_calls": ("Calls that wait, due or not", lambda r: r.waits.calls),
     "in_flight_calls": ("Calls released and not answered", lambda r: r.flight.count),
     "oldest_due_seconds": ("How long the oldest due call has been", lambda r: r.oldest_due_s or 0),
-    "drain_seconds": ("Until all that is due is answered, by estimate", lambda r: r.seconds()),
+    "drain_seconds": (
+        "Until all that is due is answered, by estimate",
+        lambda r: r.seconds_until_done(),
+    ),
     "answered_per_second": ("Attempts, over the last minute", lambda r: r.pace.per_second),
     "held": ("1 while the whole rule is held", lambda r: r.hold is not None),
 }

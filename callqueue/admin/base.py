@@ -9,10 +9,13 @@ from django.contrib import admin
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.text import capfirst
+
+from callqueue.models import CallQueue
 
 
 class OwnList(ChangeList):
@@ -52,7 +55,7 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if not self.has_view_permission(request):
             raise PermissionDenied
 
-    def page(
+    def render_page(
         self,
         request: HttpRequest,
         template: str,
@@ -80,8 +83,12 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return lookup in {one.parameter_name for one in filters}
 
 
-def may(request: HttpRequest, permission: str) -> bool:
+def has_permission(request: HttpRequest, permission: str) -> bool:
     return bool(request.user.has_perm(f"callqueue.{permission}"))
+
+
+def calls_database() -> str:
+    return router.db_for_write(CallQueue)
 
 
 def user_id(request: HttpRequest) -> int:
@@ -89,5 +96,5 @@ def user_id(request: HttpRequest) -> int:
     return pk
 
 
-def log_change(user_id: int, row: Model, what: str) -> None:
-    LogEntry.objects.log_actions(user_id, [row], CHANGE, what, single_object=True)
+def log_change(user_id: int, row: Model, message: str) -> None:
+    LogEntry.objects.log_actions(user_id, [row], CHANGE, message, single_object=True)

@@ -19,8 +19,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf, states
-from callqueue.admin.base import OwnAdmin, may, user_id
-from callqueue.admin.lists import RuleFilter, StatusFilter, number_in
+from callqueue.admin.base import OwnAdmin, has_permission, user_id
+from callqueue.admin.lists import RuleFilter, StatusFilter, parse_pk
 from callqueue.admin.rule_actions import rule_url
 from callqueue.admin.rule_page import done_in_words
 from callqueue.control import bulk
@@ -38,21 +38,21 @@ REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
 
 class CallActions(OwnAdmin):
     def has_requeue_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "requeue_call")
+        return has_permission(request, "requeue_call")
 
     def has_edit_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "edit_call")
+        return has_permission(request, "edit_call")
 
     def has_cancel_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "cancel_call")
+        return has_permission(request, "cancel_call")
 
     @admin.action(description=gettext_lazy("Requeue selected calls"), permissions=["requeue_call"])
     def requeue_calls(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse:
-        return self._do(request, queryset, REQUEUE)
+        return self._ask_or_move(request, queryset, REQUEUE)
 
     @admin.action(description=gettext_lazy("Cancel selected calls"), permissions=["cancel_call"])
     def cancel_calls(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse:
-        return self._do(request, queryset, CANCEL)
+        return self._ask_or_move(request, queryset, CANCEL)
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         # Many calls are deleted by callqueue_cleanup, in short batches.
@@ -60,16 +60,18 @@ class CallActions(OwnAdmin):
         found.pop("delete_selected", None)
         return found
 
-    def _do(self, request: HttpRequest, queryset: QuerySet[CallQueue], action: str) -> HttpResponse:
+    def _ask_or_move(
+        self, request: HttpRequest, queryset: QuerySet[CallQueue], action: str
+    ) -> HttpResponse:
         calls = queryset.using(router.db_for_write(CallQueue))
-        asked_at, page = request.get_full_path(), number_in(request.POST.get("page"))
-        back = asked_at if page is None else page_of(page)
+        asked_at, page = request.get_full_path(), parse_pk(request.POST.get("page"))
+        back = asked_at if page is None else call_url(page)
         only = request.POST.get("only", "")
         if group := request.POST.get("group"):  # what failed alike, of the list's rule
             rule = request.GET.get(RuleFilter.parameter_name, "")
             only, back = ",".join(map(str, errors.alike_in(calls.db, rule, group))), rule_url(rule)
         if only or group:
-            calls = calls.filter(pk__in=filter(None, map(number_in, only.split(","))))
+            calls = calls.filter(pk__in=filter(None, map(parse_pk, only.split(","))))
         form = {
             "to": asked_at,
             "back": back,
@@ -80,40 +82,40 @@ class CallActions(OwnAdmin):
         }
         choice = request.POST.get("confirm")
         if choice is None:
-            return self._ask(request, calls, action, form)
-        self._act_on(request, calls, action, choice)
+            return self._ask_page(request, calls, action, form)
+        self._move(request, calls, action, choice)
         return HttpResponseRedirect(back)
 
-    def _act_on(
+    def _move(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, choice: str
     ) -> None:
-        """Work for at most WORKS_S seconds, on the calls that were there when it was asked."""
-        until, began = number_in(request.POST.get("until")), time.monotonic()
+        """Requeue or cancel the calls that were there when it was asked, for at most WORKS_S."""
+        until, began = parse_pk(request.POST.get("until")), time.monotonic()
         move, word = Move.CANCEL, _("Cancelled")
         if action == REQUEUE:
             is_safe = choice == "safe"
             move, word = Move.REQUEUE if is_safe else Move.REQUEUE_AGAIN, _("Requeued")
             calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
-        rest = calls.filter(pk__lte=_newest(calls.db) if until is None else until)
+        rest = calls.filter(pk__lte=_newest_pk(calls.db) if until is None else until)
         changed = left = last = 0
-        for done in bulk.move_in_batches(rest, move, partial(_log, user_id(request), word)):
+        for done in bulk.move_in_batches(rest, move, partial(_log_move, user_id(request), word)):
             last, changed = done.last, changed + done.changed
             left += done.seen - done.changed
             if time.monotonic() - began > WORKS_S:
                 break
-        self._say(request, action, changed, left)
+        self._say_result(request, action, changed, left)
         if rest.filter(status__in=move.sources, pk__gt=last).exists():
             said = _("Some calls are left: choose the action again, or run callqueue_%s.")
             command = action.partition("_")[0]
             self.message_user(request, said % command, messages.WARNING)
 
-    def _ask(
+    def _ask_page(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, form: dict[str, Any]
     ) -> HttpResponse:
         move = Move.REQUEUE_AGAIN if action == REQUEUE else Move.CANCEL
-        until = _newest(calls.db)
+        until = _newest_pk(calls.db)
         picked = calls.filter(status__in=move.sources, pk__lte=until)
-        counts = _counts(picked)
+        counts = _counts_by_rule_and_status(picked)
         able, found = sum(counts.values()), {status for _, status in counts}
         risky = action == REQUEUE and found & {*MADE_PERHAPS}
         if action == CANCEL:
@@ -133,17 +135,17 @@ class CallActions(OwnAdmin):
             ],
             "others": max(0, len(counts) - LISTED),
             "shown": words.count(able),
-            "chosen": self._chosen(request, form),
+            "chosen": self._filters_in_words(request, form),
             "about": _common_errors(picked),
             "looked_at": words.count(LOOKED_AT),
             "has_unknown": action == REQUEUE and states.UNKNOWN in found,
             "has_done": action == REQUEUE and states.DONE in found,
             "has_safe": risky and found - {*MADE_PERHAPS},
-            "ends": _when_done(calls.db, counts) if action == REQUEUE and able else [],
+            "ends": _ends_in_words(calls.db, counts) if action == REQUEUE and able else [],
         }
-        return self.page(request, "callqueue/confirm.html", title, context)
+        return self.render_page(request, "callqueue/confirm.html", title, context)
 
-    def _chosen(self, request: HttpRequest, form: Mapping[str, Any]) -> list[str]:
+    def _filters_in_words(self, request: HttpRequest, form: Mapping[str, Any]) -> list[str]:
         if form["select_across"] == "0" or form["only"]:
             return []
         labels = {str(status.value): str(status.label) for status in CallQueue.Status}
@@ -155,12 +157,13 @@ class CallActions(OwnAdmin):
             if name == "q" or self.lookup_allowed(name, text, request)
         ]
 
-    def _say(self, request: HttpRequest, action: str, count: int, left: int) -> None:
+    def _say_result(self, request: HttpRequest, action: str, changed: int, left: int) -> None:
         if action == REQUEUE:
-            changed = ngettext("%d call requeued.", "%d calls requeued.", count)
+            said = ngettext("%d call requeued.", "%d calls requeued.", changed)
         else:
-            changed = ngettext("%d call cancelled.", "%d calls cancelled.", count)
-        self.message_user(request, changed % count, messages.SUCCESS if count else messages.WARNING)
+            said = ngettext("%d call cancelled.", "%d calls cancelled.", changed)
+        level = messages.SUCCESS if changed else messages.WARNING
+        self.message_user(request, said % changed, level)
         if left:
             said = ngettext(
                 "%d call was left as it is: it has gone on meanwhile, or a worker has begun it.",
@@ -171,24 +174,26 @@ class CallActions(OwnAdmin):
             self.message_user(request, said % left, messages.WARNING)
 
 
-def _log(user_id: int, word: str, calls: Sequence[CallQueue], before: Mapping[int, int]) -> None:
+def _log_move(
+    user_id: int, done: str, calls: Sequence[CallQueue], before: Mapping[int, int]
+) -> None:
     for status in sorted({before[call.pk] for call in calls}):
         what = _("%(done)s. Status before: %(status)s.")
-        what %= {"done": word, "status": CallQueue.Status(status).label}
+        what %= {"done": done, "status": CallQueue.Status(status).label}
         same = [call for call in calls if before[call.pk] == status]
         LogEntry.objects.log_actions(user_id, same, CHANGE, what)
 
 
-def page_of(pk: int) -> str:
+def call_url(pk: int) -> str:
     return reverse("admin:callqueue_callqueue_change", args=[pk])
 
 
-def _newest(using: str) -> int:
+def _newest_pk(using: str) -> int:
     pks = CallQueue.objects.using(using).order_by("-pk").values_list("pk", flat=True)
     return pks.first() or 0
 
 
-def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
+def _counts_by_rule_and_status(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
     counted = calls.order_by().values_list("rule", "status").annotate(Count("pk"))
     return Counter({(rule, status): count for rule, status, count in counted})
 
@@ -200,8 +205,8 @@ def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
     return [(rule, why, words.count(count)) for (rule, why), count in pairs.most_common(NAMED)]
 
 
-def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
-    """When the last of these calls is done, with what waits already; and whose rule is gone."""
+def _ends_in_words(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
+    """By rule, when the last of these calls is done, with what waits already; or why not."""
     more: Counter[str] = Counter()
     for (rule, _status), count in counts.items():
         more[rule] += count
@@ -210,7 +215,7 @@ def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
     said = [gone % rule for rule in sorted({*more} - {*known})]
     if known:
         seen = look(using, rules=known, more={name: more[name] for name in known})
-        done = [(rule.seconds(), rule) for rule in seen.rules]
+        done = [(rule.seconds_until_done(), rule) for rule in seen.rules]
         seconds, last = max(done, key=lambda one: float("inf") if one[0] is None else one[0])
         said.insert(0, f"{last.name}: {done_in_words(last, seconds)}")
     return said

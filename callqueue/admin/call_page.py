@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from callqueue import conf, states
 from callqueue.admin.curl import as_curl
-from callqueue.admin.edit_call import as_text, shown
+from callqueue.admin.edit_call import as_indented_json, redacted_call_data
 from callqueue.answers import answer_of
 from callqueue.database import MICROSECOND
 from callqueue.fields import UNREADABLE
@@ -50,7 +50,7 @@ class ShownAttempt:
     error: str
 
 
-def context_of(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
+def template_context(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
     every = CallAttempt.objects.using(call._state.db or "default").filter(call_id=call.pk)
     newest = list(every.order_by("-id").defer("response_body")[: ATTEMPTS + 1])
     bodies = dict(every.order_by("-id").values_list("pk", "response_body")[:BODIES])
@@ -63,15 +63,15 @@ def context_of(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
     return {
         "call": call,
         "has_rule": call.rule in conf.current().rules,
-        "request_text": as_text(shown(call.call_data)),
+        "request_text": as_indented_json(redacted_call_data(call.call_data)),
         "curl": as_curl(method_of(call.call_data, call.method), data.get("params")),
         "cost": cost_in_words(call.cost),
         "error": redact_text(call.error_message),
-        "events": _events(call, attempts, bodies),
+        "events": _timeline(call, attempts, bodies),
         "most": ATTEMPTS if len(newest) > ATTEMPTS else 0,
         "forecast": found,
         "position": words.count(found.position) if found and found.position else "",
-        "kind": kind_of(call.status),
+        "kind": css_class_of(call.status),
         "is_begun": any(one.started_at and not one.finished_at for one in attempts[-1:]),
     }
 
@@ -83,7 +83,7 @@ def cost_in_words(cost: Any) -> str:
     return ", ".join(f"{unit}: {words.count(units)}" for unit, units in cost.items())
 
 
-def kind_of(status: int) -> str:
+def css_class_of(status: int) -> str:
     return conf.NAMES_OF_STATUS.get(status, "other")
 
 
@@ -98,8 +98,8 @@ OUTCOMES = {
 }
 
 
-def body_of(attempt: CallAttempt) -> tuple[str, str]:
-    """The body of what was answered, redacted, and what is to be said of it."""
+def body_and_note(attempt: CallAttempt) -> tuple[str, str]:
+    """The body of what was answered, redacted, and a note on what is not shown of it."""
     answer = answer_of(attempt, UNREADABLE)
     if answer is None:
         return redact_text(attempt.response_body)[:BODY], ""
@@ -116,7 +116,9 @@ def body_of(attempt: CallAttempt) -> tuple[str, str]:
     return redact_text(text[:BODY]), " ".join(notes)
 
 
-def _events(call: CallQueue, attempts: list[CallAttempt], bodies: Mapping[int, str]) -> list[Event]:
+def _timeline(
+    call: CallQueue, attempts: list[CallAttempt], bodies: Mapping[int, str]
+) -> list[Event]:
     found: list[tuple[datetime, str, str, ShownAttempt | None]] = [
         (call.created_dt, _("created"), "new", None)
     ]
@@ -127,12 +129,12 @@ def _events(call: CallQueue, attempts: list[CallAttempt], bodies: Mapping[int, s
     for one in attempts:
         title, kind = _("Attempt %d") % one.number, OUTCOMES.get(one.outcome, "other")
         released_at = one.released_at + moved
-        found.append((released_at, title, kind, _shown(one, has_body=one.pk in bodies)))
+        found.append((released_at, title, kind, _shown_attempt(one, has_body=one.pk in bodies)))
     if call.expires_at_dt and call.status in states.WAITING:
         found.append((call.expires_at_dt, _("expires"), "expired", None))
     if call.finished_at_dt:
         status = str(call.get_status_display())
-        found.append((call.finished_at_dt, status, kind_of(call.status), None))
+        found.append((call.finished_at_dt, status, css_class_of(call.status), None))
     events: list[Event] = []
     before: datetime | None = None
     for at, what, kind, attempt in sorted(found, key=itemgetter(0)):
@@ -140,14 +142,16 @@ def _events(call: CallQueue, attempts: list[CallAttempt], bodies: Mapping[int, s
         text = f"{here:%H:%M:%S}.{here.microsecond // 1000:03}"
         if before is None or before.date() != here.date():
             text = f"{here:%Y-%m-%d} {text} {here:%Z}".rstrip()
-        after = "" if before is None else _since(before, here)
+        after = "" if before is None else _elapsed_in_words(before, here)
         events.append(Event(at, text, after, what, kind, attempt))
         before = here
     return events
 
 
-def _shown(attempt: CallAttempt, *, has_body: bool) -> ShownAttempt:
-    body, note = body_of(attempt) if has_body else ("", _("The body is on the attempt's own page."))
+def _shown_attempt(attempt: CallAttempt, *, has_body: bool) -> ShownAttempt:
+    body, note = (
+        body_and_note(attempt) if has_body else ("", _("The body is on the attempt's own page."))
+    )
     released = _("released to %s") % attempt.queue if attempt.queue else _("released")
     begun = _("begun by %s") % attempt.worker if attempt.worker else _("begun")
     ended = _("answered") if attempt.response_status else _("ended")
@@ -156,7 +160,7 @@ def _shown(attempt: CallAttempt, *, has_body: bool) -> ShownAttempt:
         (attempt.started_at, begun), (attempt.sent_at, _("sent")), (attempt.finished_at, ended),
     ):  # fmt: skip
         if at is not None:
-            steps.append((what, _since(before, at)))
+            steps.append((what, _elapsed_in_words(before, at)))
             before = at
     return ShownAttempt(
         row=attempt,
@@ -168,5 +172,5 @@ def _shown(attempt: CallAttempt, *, has_body: bool) -> ShownAttempt:
     )
 
 
-def _since(before: datetime, at: datetime) -> str:
-    return f"+{words.short(max(0.0, (at - before).total_seconds()))}"
+def _elapsed_in_words(before: datetime, at: datetime) -> str:
+    return f"+{words.short_duration(max(0.0, (at - before).total_seconds()))}"

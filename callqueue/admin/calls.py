@@ -24,8 +24,8 @@ from django.utils.translation import gettext_lazy
 from callqueue import database, states
 from callqueue.admin import call_page, dashboard, edit_call, rule_page
 from callqueue.admin.base import log_change, user_id
-from callqueue.admin.call_actions import CallActions, page_of
-from callqueue.admin.lists import LongAdmin, RuleFilter, StatusFilter, number_in
+from callqueue.admin.call_actions import CallActions, call_url
+from callqueue.admin.lists import LongAdmin, RuleFilter, StatusFilter, parse_pk
 from callqueue.admin.readonly import may_see_holds
 from callqueue.exceptions import CallQueueError
 from callqueue.look import words
@@ -47,7 +47,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
     )
     list_display_links = ("id",)
     list_filter = (StatusFilter, RuleFilter)
-    search_fields = ("=id",)  # what is searched is in `meanings`
+    search_fields = ("=id",)  # what is searched is in `search_meanings`
     search_help_text = gettext_lazy(
         "A number, a unique key, an idempotency key, or how a key begins."
     )
@@ -57,8 +57,8 @@ class CallQueueAdmin(LongAdmin, CallActions):
     class Media:
         css = {"all": ("callqueue/admin.css", "callqueue/lists.css")}
 
-    def meanings(self, using: str, term: str) -> Iterator[Q]:
-        if (number := number_in(term)) is not None:
+    def search_meanings(self, using: str, term: str) -> Iterator[Q]:
+        if (number := parse_pk(term)) is not None:
             yield Q(pk=number)
         yield Q(unique_key=term)
         with suppress(ValueError):
@@ -89,7 +89,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
     def shown_status(self, call: CallQueue) -> str:
         return format_html(
             '<span class="cq-status cq-{}">{}</span>',
-            call_page.kind_of(call.status),
+            call_page.css_class_of(call.status),
             call.get_status_display(),
         )
 
@@ -104,11 +104,11 @@ class CallQueueAdmin(LongAdmin, CallActions):
         if call.status not in states.WAITING:
             return ""
         seconds = (call.due_at_dt - timezone.now()).total_seconds()
-        return (_("in %s") if seconds > 0 else _("%s ago")) % words.short(abs(seconds))
+        return (_("in %s") if seconds > 0 else _("%s ago")) % words.short_duration(abs(seconds))
 
     @admin.display(description=gettext_lazy("age"))
     def age(self, call: CallQueue) -> str:
-        return words.short(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
+        return words.short_duration(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
 
     @admin.display(description=gettext_lazy("last error"))
     def last_error(self, call: CallQueue) -> str:
@@ -124,29 +124,30 @@ class CallQueueAdmin(LongAdmin, CallActions):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        call = self._found(request, object_id)
+        call = self._find_call(request, object_id)
         if call is None:
-            return self._gone(request, object_id)
+            return self._redirect_not_found(request, object_id)
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
         context = {
-            **call_page.context_of(call, may_see_holds=may_see_holds(request)),
-            **self._offered(request, call),
+            **call_page.template_context(call, may_see_holds=may_see_holds(request)),
+            **self._offered_actions(request, call),
             **(extra_context or {}),
         }
-        return self.page(request, "callqueue/call.html", _("Call %d") % call.pk, context)
+        return self.render_page(request, "callqueue/call.html", _("Call %d") % call.pk, context)
 
-    def _found(self, request: HttpRequest, object_id: str) -> CallQueue | None:
+    def _find_call(self, request: HttpRequest, object_id: str) -> CallQueue | None:
+        """The call, or None. PermissionDenied for those who may not view calls."""
         self.check_may_view(request)
-        number = number_in(unquote(object_id))
+        number = parse_pk(unquote(object_id))
         calls = CallQueue.objects.using(router.db_for_write(CallQueue))
         return None if number is None else calls.filter(pk=number).first()
 
-    def _gone(self: Any, request: HttpRequest, object_id: str) -> HttpResponse:
+    def _redirect_not_found(self: Any, request: HttpRequest, object_id: str) -> HttpResponse:
         gone: HttpResponse = self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
         return gone
 
-    def _offered(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
+    def _offered_actions(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
         is_permit = call.method == states.PERMIT  # made again by nobody
         requeuable = () if is_permit else states.Move.REQUEUE_AGAIN.sources
         editable = () if is_permit else (states.FAILED,)
@@ -162,22 +163,22 @@ class CallQueueAdmin(LongAdmin, CallActions):
         }
 
     def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        call = self._found(request, object_id)
+        call = self._find_call(request, object_id)
         if call is None:
-            return self._gone(request, object_id)
+            return self._redirect_not_found(request, object_id)
         if not self.has_edit_call_permission(request):
             raise PermissionDenied
         if call.status != states.FAILED:
             why = _("Call %(number)d is %(status)s and cannot be edited.")
             said = why % {"number": call.pk, "status": call.get_status_display()}
             self.message_user(request, said, messages.ERROR)
-            return HttpResponseRedirect(page_of(call.pk))
-        text, problem = edit_call.as_text(edit_call.shown(call.call_data)), ""
+            return HttpResponseRedirect(call_url(call.pk))
+        text, problem = edit_call.as_indented_json(edit_call.redacted_call_data(call.call_data)), ""
         if request.method == "POST":
             text = request.POST.get("call_data", "")
-            problem = self._edit(request, call, text)
+            problem = self._save_edit(request, call, text)
             if not problem:
-                return HttpResponseRedirect(page_of(call.pk))
+                return HttpResponseRedirect(call_url(call.pk))
         title = _("Edit and requeue call %d") % call.pk
         context = {
             "call": call,
@@ -187,13 +188,13 @@ class CallQueueAdmin(LongAdmin, CallActions):
             "has_view_permission": True,
         }
         status = 400 if problem else 200
-        return self.page(request, "callqueue/edit.html", title, context, status=status)
+        return self.render_page(request, "callqueue/edit.html", title, context, status=status)
 
-    def _edit(self, request: HttpRequest, call: CallQueue, text: str) -> str:
+    def _save_edit(self, request: HttpRequest, call: CallQueue, text: str) -> str:
         """Save the edit; what is wrong with it, empty once it is saved."""
         was = call.get_status_display()
         try:
-            changed = edit_call.save(call, edit_call.read(text, call.call_data))
+            changed = edit_call.save_and_requeue(call, edit_call.read_edited(text, call.call_data))
         except CallQueueError as error:
             call.refresh_from_db()
             return str(error)

@@ -23,7 +23,7 @@ def as_curl(method: str, params: Any) -> str:
     """
     if str(method).lower() not in HTTP_METHODS or not isinstance(params, Mapping):
         return ""
-    shown, verb = _marked(redact_all_but_secrets(params)), str(method).upper()
+    shown, verb = _with_secrets_marked(redact_all_but_secrets(params)), str(method).upper()
     headers, data = shown.get("headers"), shown.get("data")
     given = headers if isinstance(headers, dict) else {}
     lines = {name: value for name, value in given.items() if _HEADER_NAME.fullmatch(name)}
@@ -31,34 +31,39 @@ def as_curl(method: str, params: Any) -> str:
     if shown.get("json") is not None:
         kind, body = "application/json", json.dumps(shown["json"], ensure_ascii=False, default=str)
     elif data is not None and not isinstance(data, str):
-        kind, body = "application/x-www-form-urlencoded", _form(data)
+        kind, body = "application/x-www-form-urlencoded", _url_encoded(data)
     if body is not None and "content-type" not in map(str.lower, lines):
         lines = {"Content-Type": kind, **lines}  # curl has one of its own
     if isinstance(cookies := shown.get("cookies"), dict) and cookies:
         lines["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
     words = ["curl --globoff", "--head" if verb == "HEAD" else f"--request {verb}"]
-    words += [f"--header {_shell(_header(name, value))}" for name, value in lines.items()]
+    words += [
+        f"--header {_shell_quoted(_header_line(name, value))}" for name, value in lines.items()
+    ]
     if isinstance(auth := shown.get("auth"), list):
-        words.append(f"--user {_shell(':'.join(map(str, auth)))}")
+        words.append(f"--user {_shell_quoted(':'.join(map(str, auth)))}")
     if body is not None:
-        words.append(f"--data-raw {_shell(body)}")
+        words.append(f"--data-raw {_shell_quoted(body)}")
     url, mark, fragment = str(shown.get("url") or "").partition("#")
-    if query := _form(shown.get("params") or ""):
+    if query := _url_encoded(shown.get("params") or ""):
         url += f"{'&' if '?' in url else '?'}{query}"
-    return " ".join([*words, f"--url {_shell(url + mark + fragment)}"])
+    return " ".join([*words, f"--url {_shell_quoted(url + mark + fragment)}"])
 
 
-def _marked(value: Any) -> Any:
+def _with_secrets_marked(value: Any) -> Any:
     if isinstance(value, Secret):
         return _BEGIN + re.sub(r"\W|^(?=\d)", "_", value.name, flags=re.ASCII) + _END
     if isinstance(value, str):
         return value.replace(_BEGIN, "\ufffd").replace(_END, "\ufffd")
     if isinstance(value, Mapping):
-        return {_marked(str(name)): _marked(item) for name, item in value.items()}
-    return [_marked(item) for item in value] if isinstance(value, list) else value
+        return {
+            _with_secrets_marked(str(name)): _with_secrets_marked(item)
+            for name, item in value.items()
+        }
+    return [_with_secrets_marked(item) for item in value] if isinstance(value, list) else value
 
 
-def _form(fields: Any) -> str:
+def _url_encoded(fields: Any) -> str:
     pairs = list(fields.items()) if isinstance(fields, dict) else fields
     if not isinstance(pairs, list) or not all(isinstance(p, list | tuple) for p in pairs):
         return str(fields)
@@ -68,14 +73,14 @@ def _form(fields: Any) -> str:
     return text.replace(quote(_BEGIN), _BEGIN).replace(quote(_END), _END)
 
 
-def _header(name: str, value: Any) -> str:
+def _header_line(name: str, value: Any) -> str:
     if value is None:  # taken away, of those that curl adds
         return f"{name}:"
     text = re.sub("[\r\n]", " ", str(value))
     return f"{name}: {text}" if text else f"{name};"
 
 
-def _shell(text: str) -> str:
+def _shell_quoted(text: str) -> str:
     """One word: secrets in double quotes, control characters as bash, zsh, POSIX 2024 have it."""
     words = []
     for index, part in enumerate(re.split(f"{_BEGIN}(\\w*){_END}", text.replace("\0", ""))):

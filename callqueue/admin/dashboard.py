@@ -14,9 +14,9 @@ from django.views.generic import RedirectView
 
 from callqueue import conf
 from callqueue.admin import rule_actions
-from callqueue.admin.base import OwnAdmin, may
+from callqueue.admin.base import OwnAdmin, calls_database, has_permission
 from callqueue.admin.readonly import may_see_holds
-from callqueue.admin.rule_actions import rule_url, using
+from callqueue.admin.rule_actions import rule_url
 from callqueue.look import LimitLook, Look, Note, RuleLook, look, notes, words
 from callqueue.look.notes import ODD, WELL
 
@@ -51,7 +51,7 @@ class DashboardAdmin(OwnAdmin):
     """The dashboard's entry in the admin's menu, for whoever may view calls."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request, "view_callqueue")
+        return has_permission(request, "view_callqueue")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -62,25 +62,25 @@ class DashboardAdmin(OwnAdmin):
 
 
 def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
-    """The page; or what the forms of a rule's page ask for."""
+    """The dashboard; of a POST, the answer to a form of a rule's page."""
     admin.check_may_view(request)
     if request.method == "POST":
-        return rule_actions.act(request, admin)
-    seen, sees_holds = look(using()), may_see_holds(request)
+        return rule_actions.perform_posted_action(request, admin)
+    seen, sees_holds = look(calls_database()), may_see_holds(request)
     now = seen.time
     told = [(one, note_url(one)) for one in notes(seen, tells_who=sees_holds)]
     context = {
         "troubles": [one for one in told if one[0].kind != WELL],
         "said": [one for one in told if one[0].kind == WELL],
         "columns": COLUMNS,
-        "rows": [_row(seen, rule, sees_holds) for rule in seen.worst_first],
+        "rows": [_rule_row(seen, rule, sees_holds) for rule in seen.worst_first],
         "waiting": words.count(sum(rule.waits.calls for rule in seen.rules)),
         "sent": words.count(sum(rule.recent.hour.sent for rule in seen.rules)),
         "as_of": words.clock_time(now, now),
         "now": now,
         "differences": seen.differences,
     }
-    response = admin.page(request, "dashboard.html", _("Dashboard"), context)
+    response = admin.render_page(request, "dashboard.html", _("Dashboard"), context)
     response["Cache-Control"] = "no-store"
     return response
 
@@ -97,66 +97,71 @@ def attempts_url(**query: str) -> str:
     return f"{reverse('admin:callqueue_callattempt_changelist')}?{urlencode(query)}"
 
 
-def _row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
+def _rule_row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
     later = f" + {words.count(rule.waits.later)}" if rule.waits.later else ""
     hour = rule.recent.hour
     return {
         "name": rule.name,
         "url": f"rule/?{urlencode({'name': rule.name})}",  # from here: rows are many
-        "states": states(rule),
+        "states": state_labels(rule),
         "why": rule.hold.reason if rule.hold and sees_holds else "",
         "waiting": words.count(rule.waits.ready) + later,
         "is_growing": rule.is_growing,
-        "oldest": "" if rule.oldest_due_s is None else words.short(rule.oldest_due_s),
-        "flow": flow(rule),
-        "limits": [(short_name(one), bar(one), changed_from(one)) for one in _shown(rule)],
+        "oldest": "" if rule.oldest_due_s is None else words.short_duration(rule.oldest_due_s),
+        "flow": flow_in_words(rule),
+        "limits": [
+            (short_limit_name(one), usage_bar(one), rate_changed_from(one))
+            for one in _limits_shown(rule)
+        ],
         "throttled": words.count(hour.throttled) if hour.throttled else "",
         "throttled_url": attempts_url(outcome__exact="throttled", rule__exact=rule.name, ended="1h")
         if hour.throttled
         else "",
         "failed": words.count(hour.failed) if hour.failed else "",
-        "done": done_of(rule),
+        "done": done_by(rule),
     }
 
 
-def states(rule: RuleLook) -> list[tuple[Any, str]]:
+def state_labels(rule: RuleLook) -> list[tuple[Any, str]]:
     return [STATES[one] for one in rule.troubles or (rule.state,)]
 
 
-def flow(rule: RuleLook) -> str:
+def flow_in_words(rule: RuleLook) -> str:
     if not rule.incoming and not rule.pace.per_second:
         return ""
     return f"{words.rate(rule.incoming)} → {words.rate(rule.pace.per_second)}"
 
 
-def done_of(rule: RuleLook) -> str:
+def done_by(rule: RuleLook) -> str:
     """When what is due is done: a clock time, "–" where nobody can say; or that it grows."""
     if not rule.waits.ready:
         return ""
-    if (seconds := rule.seconds()) is None:
+    if (seconds := rule.seconds_until_done()) is None:
         return "–"
-    return _("grows") if rule.is_growing else words.in_so_long(rule.shown(rule.now), seconds)
+    return (
+        _("grows") if rule.is_growing else words.clock_time_after(rule.to_wall(rule.now), seconds)
+    )
 
 
-def _shown(rule: RuleLook) -> list[LimitLook]:
+def _limits_shown(rule: RuleLook) -> list[LimitLook]:
     """The limit that keeps calls back, or is nearest to its end; and the longest if it is near."""
     if not rule.limits:
         return []
-    first = rule.binding or max(rule.limits, key=lambda one: (_share(one), _window(one)))
-    longest = max(rule.limits, key=_window)
-    is_near = longest is not first and _share(longest) >= LONGEST_FROM
+    first = rule.binding or max(rule.limits, key=lambda one: (_share_used(one), _window_us(one)))
+    longest = max(rule.limits, key=_window_us)
+    is_near = longest is not first and _share_used(longest) >= LONGEST_FROM
     return [first, longest] if is_near else [first]
 
 
-def _window(limit: LimitLook) -> int:
+def _window_us(limit: LimitLook) -> int:
     return limit.budget.limit.window_us
 
 
-def _share(limit: LimitLook) -> float:
+def _share_used(limit: LimitLook) -> float:
     return 1.0 if not limit.free else limit.used / limit.allowed if limit.allowed else 0.0
 
 
-def short_name(limit: LimitLook) -> str:
+def short_limit_name(limit: LimitLook) -> str:
     kind = limit.budget.limit
     if kind.counts_in_flight:
         return kind.label
@@ -164,7 +169,7 @@ def short_name(limit: LimitLook) -> str:
     return f"{kind.name} {rate}" if kind.name else rate
 
 
-def changed_from(limit: LimitLook) -> str:
+def rate_changed_from(limit: LimitLook) -> str:
     """The rate in the settings, where an operator has given the limit another; else nothing."""
     budget, known = limit.budget, conf.current().book.budgets
     rates = {one.id: one.limit.rate_text for rule in budget.rules for one in known.get(rule, ())}
@@ -172,7 +177,7 @@ def changed_from(limit: LimitLook) -> str:
     return configured if configured != budget.limit.rate_text else ""
 
 
-def bar(limit: LimitLook) -> SafeString:
+def usage_bar(limit: LimitLook) -> SafeString:
     """What of a limit is used now; the paler part is of calls that are not answered yet."""
     part, is_over = BAR / (limit.allowed or 1), limit.used > limit.allowed
     used = min(BAR, round(part * limit.used))

@@ -3,7 +3,7 @@ reader's text is laid over the stored request, by the names of its dicts.
 
 Where the text comes back as it was shown, the stored value stays. Of a list in which something is
 hidden nothing may change. Nobody becomes able to call another host, run another task or write to
-somebody else by editing. Pure but for `save`.
+somebody else by editing. Pure but for `save_and_requeue`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from callqueue import database, handlers, states
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.fields import new_idempotency_key
 from callqueue.handlers import HTTP_METHODS, method_of
-from callqueue.limits.budgets import key_parts
+from callqueue.limits.budgets import named_parts
 from callqueue.models import CallQueue
 from callqueue.security.redaction import REDACTED, hidden_marker_in, redact_params
 from callqueue.security.secrets import Secret, walk_json
@@ -31,7 +31,7 @@ from callqueue.sending.validation import MAX_DEPTH
 NAMED = 20  # changed params that the log names
 
 
-def shown(call_data: Any) -> Any:
+def redacted_call_data(call_data: Any) -> Any:
     if not isinstance(call_data, dict):
         return redact_params(call_data)
     return {
@@ -40,36 +40,35 @@ def shown(call_data: Any) -> Any:
     }
 
 
-def as_text(value: Any) -> str:
+def as_indented_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
-def read(text: str, stored: Any) -> Any:
-    """The request that the text describes, with the stored values where it was left as shown."""
+def read_edited(text: str, stored: Any) -> Any:
+    """The request that the text describes, with the stored values where it was left as shown.
+    InvalidCall where it may not become that.
+    """
     try:
         edited = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidCall("call_data", _("is not JSON: %s") % error) from None
-    if _is_deep(edited, MAX_DEPTH):
+    if _is_deeper_than(edited, MAX_DEPTH):
         raise InvalidCall("call_data", _("is nested deeper than %d") % MAX_DEPTH)
-    laid = _laid_over(edited, shown(stored), stored, "call_data")
-    _refuse_to_leak(edited, laid, stored)
+    laid = _with_stored_values(edited, redacted_call_data(stored), stored, "call_data")
+    _check_nothing_leaks(edited, laid, stored)
     return laid
 
 
-def save(call: CallQueue, call_data: Any) -> str:
-    """Give the call this request and requeue it; the params that changed. CallQueueError says what
-    is wrong, as `send` does.
-
-    A changed request gets an idempotency key of its own: an API would take the old key for the old
-    request.
+def save_and_requeue(call: CallQueue, call_data: Any) -> str:
+    """Give the call this request; the params that changed. CallQueueError says what is wrong. A
+    changed request gets a new idempotency key: an API would take the old one for the old request.
     """
-    key = key_parts(call.key) or call.key
+    key = named_parts(call.key) or call.key
     request = intake.CallRequest(call_data, call.rule, key, call.priority, call.cost)
     checked = intake.prepare(request)
     if checked is None:
         raise InvalidCall("call_data", _("is such that the router discards it"))
-    changed = _changed(call.call_data, checked.call_data)
+    changed = _changed_params(call.call_data, checked.call_data)
     own_key = new_idempotency_key() if changed else call.idempotency_key
     sealed: Any = CallQueue._meta.get_field("call_data")
     changes: dict[str, Any] = {
@@ -91,24 +90,25 @@ def save(call: CallQueue, call_data: Any) -> str:
     return changed
 
 
-def _is_deep(value: Any, most: int) -> bool:
+def _is_deeper_than(value: Any, most: int) -> bool:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return bool(inside) and (most == 0 or any(_is_deep(item, most - 1) for item in inside))
+    return bool(inside) and (most == 0 or any(_is_deeper_than(item, most - 1) for item in inside))
 
 
-def _laid_over(edited: Any, seen: Any, stored: Any, path: str) -> Any:
-    if not _differs(edited, seen):
+def _with_stored_values(edited: Any, seen: Any, stored: Any, path: str) -> Any:
+    """What is edited, but what is stored where that is as it was `seen`; else nothing is hidden."""
+    if not _differs_as_json(edited, seen):
         return stored
-    if isinstance(seen, list) and (hidden := _hidden(seen)):
+    if isinstance(seen, list) and (hidden := _first_hidden(seen)):
         why = _("has %s inside a list; leave the list as shown, or send a new call instead")
         raise InvalidCall(path, why % hidden)
     if isinstance(edited, dict):
         seen, stored = (one if isinstance(one, dict) else {} for one in (seen, stored))
         return {
-            name: _laid_over(value, seen.get(name), stored.get(name), f"{path}.{name}")
+            name: _with_stored_values(value, seen.get(name), stored.get(name), f"{path}.{name}")
             for name, value in edited.items()
         }
-    if hidden := _hidden(edited):
+    if hidden := _first_hidden(edited):
         why = _(
             "has %s where nothing of that name is stored; leave it as shown, or replace all of it"
         )
@@ -116,9 +116,9 @@ def _laid_over(edited: Any, seen: Any, stored: Any, path: str) -> Any:
     return edited
 
 
-def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
+def _check_nothing_leaks(edited: Any, laid: Any, stored: Any) -> None:
     """InvalidCall unless it stays what it is, and shows and sends nothing hidden elsewhere."""
-    if _differs(_kind(laid), _kind(stored)):
+    if _differs_as_json(_fixed_parts(laid), _fixed_parts(stored)):
         raise InvalidCall(
             "call_data",
             _(
@@ -126,17 +126,19 @@ def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
                 "stay; send a new call instead"
             ),
         )
-    if added := _references(laid) - _references(stored):
+    if added := _secret_names(laid) - _secret_names(stored):
         why = _("refers to the secret %r, which the call did not; send a new call for that")
         raise InvalidCall("call_data", why % min(added))
     is_opaque = method_of(stored, "") not in (*HTTP_METHODS, "send_email")
-    if is_opaque and _hidden(shown(stored)) and _differs(laid, stored):
+    if is_opaque and _first_hidden(redacted_call_data(stored)) and _differs_as_json(laid, stored):
         why = _(
             "has values that are not shown here, and only its handler knows where they go; "
             "send a new call instead"
         )
         raise InvalidCall("call_data", why)
-    if _differs(shown(laid), edited) and _differs(shown(laid), shown(edited)):
+    if _differs_as_json(redacted_call_data(laid), edited) and _differs_as_json(
+        redacted_call_data(laid), redacted_call_data(edited)
+    ):
         why = _(
             "has %s where what it stands for would be shown; "
             "replace it there, or leave its name as it was"
@@ -144,7 +146,7 @@ def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
         raise InvalidCall("call_data", why % REDACTED)
 
 
-def _kind(call_data: Any) -> Any:
+def _fixed_parts(call_data: Any) -> Any:
     """Its method, and those of its params that say where it goes or what it runs."""
     if not isinstance(call_data, dict) or not isinstance(call_data.get("params"), dict):
         return call_data
@@ -159,25 +161,25 @@ def _kind(call_data: Any) -> Any:
     return method, {name: value for name, value in params.items() if name not in free}
 
 
-def _references(value: Any) -> set[str]:
+def _secret_names(value: Any) -> set[str]:
     return {one.name for one in walk_json(value) if isinstance(one, Secret)}
 
 
-def _hidden(value: Any) -> str:
+def _first_hidden(value: Any) -> str:
     """What in a value stands for something that is not shown; "" where nothing does."""
     texts = (one for one in walk_json(value, with_names=True) if isinstance(one, str))
     return next(filter(None, map(hidden_marker_in, texts)), "")
 
 
-def _differs(one: Any, other: Any) -> bool:
+def _differs_as_json(one: Any, other: Any) -> bool:
     """Whether they do as JSON: to Python, 1 is True and 1.0, and names have no order."""
     return json.dumps(one, default=repr) != json.dumps(other, default=repr)
 
 
-def _changed(before: Any, after: Any) -> str:
-    """The params that differ, by name, never a value; empty where none does."""
+def _changed_params(before: Any, after: Any) -> str:
+    """The names of the params that differ, in one line; empty where none does."""
     old, new = before["params"], after["params"]
-    differ = [n for n in dict.fromkeys([*old, *new]) if _differs(old.get(n), new.get(n))]
+    differ = [n for n in dict.fromkeys([*old, *new]) if _differs_as_json(old.get(n), new.get(n))]
     # a name may tell of somebody, and the log is in clear
     named = [f"params.{name}" if is_plain_word(name) else "params.[…]" for name in differ[:NAMED]]
     return ", ".join([*named, "…"] if len(differ) > NAMED else named)

@@ -35,7 +35,7 @@ class LongList(OwnList):
     older = newest = ""  # the addresses of the next page and of the first; empty: this one
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
-        self.before = number_in(request.GET.get(BEFORE))
+        self.before = parse_pk(request.GET.get(BEFORE))
         super().__init__(request, *args)
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
@@ -60,7 +60,7 @@ class LongList(OwnList):
                 if len(matching) <= COUNTED:
                     matching.update(rows.values_list("pk", flat=True)[: COUNTED + 1])
             is_more = len(matching) > COUNTED
-            pks = self._next(None if is_more else matching)
+            pks = self._next_pks(None if is_more else matching)
         if len(pks) > size:
             self.older = self.get_query_string({BEFORE: pks[size - 1]})
         self.newest = "" if self.before is None else self.get_query_string({})
@@ -76,7 +76,7 @@ class LongList(OwnList):
         self.show_admin_actions = True
         self.paginator = self.model_admin.get_paginator(request, self.queryset, size)
 
-    def _next(self, matching: set[int] | None) -> list[int]:
+    def _next_pks(self, matching: set[int] | None) -> list[int]:
         """The page's numbers, newest first, and one more. `matching`: all there are, if few."""
         start, most = self.before, self.list_per_page + 1
         if start is None:
@@ -85,16 +85,16 @@ class LongList(OwnList):
         if matching is not None:
             return sorted((pk for pk in matching if pk < start), reverse=True)[:most]
         for width in NEAR:
-            found = self._newest(Q(pk__lt=start, pk__gte=start - width), F("pk"), most)
+            found = self._newest_pks(Q(pk__lt=start, pk__gte=start - width), F("pk"), most)
             if len(found) == most:
                 return found
         # As a sum: else databases go through all the rows there are until enough match.
-        return self._newest(Q(pk__lt=start), F("pk") + 0, most)
+        return self._newest_pks(Q(pk__lt=start), F("pk") + 0, most)
 
-    def _newest(self, where: Q, number: Any, most: int) -> list[int]:
+    def _newest_pks(self, where: Q, order: Any, most: int) -> list[int]:
         found = set[int]()
         for rows in self.places:
-            ordered = rows.filter(where).order_by(number.desc())
+            ordered = rows.filter(where).order_by(order.desc())
             found.update(ordered.values_list("pk", flat=True)[:most])
         return sorted(found, reverse=True)[:most]
 
@@ -110,17 +110,17 @@ class LongAdmin(OwnAdmin):
         term = term.strip()
         if "\x00" in term:
             return [NOTHING]
-        return list(self.meanings(using, term)) if term else []
+        return list(self.search_meanings(using, term)) if term else []
 
-    def meanings(self, using: str, term: str) -> Iterator[Q]:
+    def search_meanings(self, using: str, term: str) -> Iterator[Q]:
         raise NotImplementedError
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[LongList]:
         return LongList
 
 
-def number_in(text: str | None) -> int | None:
-    """The number that a text is, if it may be one of a row."""
+def parse_pk(text: str | None) -> int | None:
+    """The number of a row that a text is; None where it is none."""
     return int(text) if text and text.isdecimal() and len(text) <= 18 else None
 
 
@@ -193,11 +193,11 @@ class EndedFilter(_Filter):
             return NOTHING
         since = ledger_time.now(using) - timedelta(hours=self.hours[value])
         ended = Q(finished_at__isnull=False, finished_at__gte=since)
-        return of_any_rule(using, "finished_at IS NOT NULL") & ended
+        return rule_condition(using, "finished_at IS NOT NULL") & ended
 
 
-def of_any_rule(using: str, where: str) -> Q:
-    """The rules that such attempts have, each: indexes begin by the rule. `where`: SQL."""
+def rule_condition(using: str, where: str) -> Q:
+    """Of the rules that attempts `where` (SQL) have: indexes begin by the rule, so name each."""
     table = CallAttempt._meta.db_table
     rules = database.next_distinct(
         using, table, "rule", where, [], after="", down=False, count=RULES

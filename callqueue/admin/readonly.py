@@ -16,15 +16,15 @@ from django.utils.translation import gettext_lazy as _
 
 from callqueue import database
 from callqueue.admin import call_page
-from callqueue.admin.base import OwnAdmin, may
+from callqueue.admin.base import OwnAdmin, has_permission
 from callqueue.admin.lists import (
     AttemptRuleFilter,
     EndedFilter,
     LongAdmin,
     OutcomeFilter,
     RuleFilter,
-    number_in,
-    of_any_rule,
+    parse_pk,
+    rule_condition,
 )
 from callqueue.ledger.ledger_time import ROW, LedgerNow
 from callqueue.look import words
@@ -34,7 +34,7 @@ from callqueue.security.redaction import redact_headers, redact_text
 
 def may_see_holds(request: HttpRequest) -> bool:
     """Whether to show why something is held, and which keys are. That a rule is, all may see."""
-    return may(request, "view_hold")
+    return has_permission(request, "view_hold")
 
 
 class _ViewOnly(OwnAdmin):
@@ -93,7 +93,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
     )
     list_display_links = ("id",)
     list_filter = (OutcomeFilter, AttemptRuleFilter, EndedFilter)
-    search_fields = ("=key",)  # what is searched is in `meanings`
+    search_fields = ("=key",)  # what is searched is in `search_meanings`
     search_help_text = _("The number of a call, or a key in full.")
     not_listed = ("response_headers", "response_body")
 
@@ -104,11 +104,11 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
     )  # fmt: skip
     readonly_fields = fields
 
-    def meanings(self, using: str, term: str) -> Iterator[Q]:
-        if (number := number_in(term)) is not None:
+    def search_meanings(self, using: str, term: str) -> Iterator[Q]:
+        if (number := parse_pk(term)) is not None:
             yield Q(call_id=number)
         has_key = f"NOT ({database.quoted(using, 'key')} = '')"
-        yield of_any_rule(using, has_key) & Q(key=term) & ~Q(key="")
+        yield rule_condition(using, has_key) & Q(key=term) & ~Q(key="")
 
     @admin.display(description=_("error"))
     def shown_error(self, attempt: CallAttempt) -> str:
@@ -123,7 +123,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
         begin = attempt.sent_at or attempt.started_at
         if begin is None or attempt.finished_at is None:
             return ""
-        return words.short(max(0.0, (attempt.finished_at - begin).total_seconds()))
+        return words.short_duration(max(0.0, (attempt.finished_at - begin).total_seconds()))
 
     @admin.display(description=_("call"))
     def call_link(self, attempt: CallAttempt) -> str:
@@ -139,7 +139,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
 
     @admin.display(description=_("response body"))
     def body(self, attempt: CallAttempt) -> str:
-        body, note = call_page.body_of(attempt)
+        body, note = call_page.body_and_note(attempt)
         return format_html("{}<pre>{}</pre>", note, body)
 
     @admin.display(description=_("error"))

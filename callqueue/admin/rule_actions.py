@@ -8,7 +8,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import urlencode
@@ -16,11 +15,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import conf, control, texts
-from callqueue.admin.base import OwnAdmin, log_change, may, user_id
+from callqueue.admin.base import OwnAdmin, calls_database, has_permission, log_change, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.ledger import settings
-from callqueue.limits.budgets import Budget, key_parts
+from callqueue.limits.budgets import Budget, named_parts
 from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.limits.kinds import Limit
 from callqueue.look import RuleLook, look, notes, words
@@ -32,55 +31,55 @@ USUAL = "30m"  # a pause is for so long, where nothing else is said
 REFUSED = (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError)
 
 
-def act(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
+def perform_posted_action(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     asked = request.POST.get("do", "")
-    if not may(request, PERMISSION):
+    if not has_permission(request, PERMISSION):
         raise PermissionDenied
     rule, do = request.POST.get("rule", ""), _ACTS.get(asked)
     if do is None:
         messages.error(request, _("Nothing was done: there is no such action."))
-        return _back(rule)
+        return _redirect_to_rule(rule)
     try:
         answer = do(request, admin, rule)
     except REFUSED as error:
-        return _refused(request, rule, error)
+        return _redirect_refused(request, rule, error)
     if isinstance(answer, HttpResponse):
         return answer
     log_change(user_id(request), RuleState(rule=rule), answer)
     # Themes begin each message with a capital, which a name may not have.
     messages.success(request, _("Rule %(rule)s: %(done)s") % {"rule": rule, "done": answer})
-    return _back(rule)
+    return _redirect_to_rule(rule)
 
 
-def _refused(request: HttpRequest, rule: str, error: Exception) -> HttpResponse:
-    messages.error(request, _nothing_changed(error))
-    return _back(rule)
+def _redirect_refused(request: HttpRequest, rule: str, error: Exception) -> HttpResponse:
+    messages.error(request, _refusal_in_words(error))
+    return _redirect_to_rule(rule)
 
 
-def _nothing_changed(error: Exception) -> str:
+def _refusal_in_words(error: Exception) -> str:
     return _("Nothing was changed: %s") % error
 
 
-def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
+def _ask_or_pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
     conf.current().rule(rule)  # else UnknownRule
     names, is_confirmed, problem = ("how", "for", "key", "reason"), "confirm" in request.POST, ""
     asked = {name: request.POST.get(name, "").strip()[: MAX_TEXT + 1] for name in names}
     if not is_confirmed:
         asked["for"] = asked["for"] or USUAL
-    waiting = CallQueue.objects.using(using()).waiting().filter(rule=rule)
+    waiting = CallQueue.objects.using(calls_database()).waiting().filter(rule=rule)
     try:
-        key = _key(asked["key"])
+        key = _parse_key(asked["key"])
         if text := check_key(key):
             waiting = waiting.filter(control.paused_with(text))
         is_endless = asked["how"] == "resumed"
         length = None if is_endless else parse_duration(asked["for"]).total_seconds()
         if is_confirmed:
             reason = asked["reason"][:500] or _("paused by %s") % request.user.get_username()
-            control.pause(using(), rule, key=key, seconds=length, reason=reason)
-            until = None if length is None else clock(using()) + timedelta(seconds=length)
-            return _paused(asked, until)
+            control.pause(calls_database(), rule, key=key, seconds=length, reason=reason)
+            until = None if length is None else clock(calls_database()) + timedelta(seconds=length)
+            return _pause_in_words(asked, until)
     except REFUSED as error:
-        problem = _nothing_changed(error)
+        problem = _refusal_in_words(error)
     count = waiting.count()
     context = {
         "rule": rule,
@@ -90,40 +89,42 @@ def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | s
         "waiting": count,
         "shown": words.count(count),
     }
-    return admin.page(request, "confirm_pause.html", _("Pause %s?") % rule, context)
+    return admin.render_page(request, "confirm_pause.html", _("Pause %s?") % rule, context)
 
 
-def _paused(asked: Mapping[str, str], until: datetime | None) -> str:
+def _pause_in_words(asked: Mapping[str, str], until: datetime | None) -> str:
     end = _("until %s") % words.instant(until) if until else _("until it is resumed")
     said = _("Paused key %(key)s %(end)s") if asked["key"] else _("Paused %(end)s")
     why = f": {asked['reason'][:500]}" if asked["reason"] else ""
     return said % {"key": repr(asked["key"]), "end": end} + f"{why}."
 
 
-def _resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
+def _ask_or_resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
     key, restored = request.POST.get("key", "").strip(), "restored" in request.POST
     if "confirm" not in request.POST:
-        count = control.would_end(using(), rule, key=_key(key), restored=restored)
+        count = control.would_end(calls_database(), rule, key=_parse_key(key), restored=restored)
         asked = {"key": key, "restored": restored, "ending": count, "shown": words.count(count)}
         context = {"rule": rule, "back": rule_url(rule), **asked}
-        return admin.page(request, "confirm_resume.html", _("Resume %s?") % rule, context)
-    count = control.resume(using(), rule, key=_key(key), restored=restored)
+        return admin.render_page(request, "confirm_resume.html", _("Resume %s?") % rule, context)
+    count = control.resume(calls_database(), rule, key=_parse_key(key), restored=restored)
     ended = ngettext("%d hold ended", "%d holds ended", count) % count
     said = _("Resumed key %(key)s; %(ended)s.") if key else _("Resumed; %(ended)s.")
     said = said % {"key": repr(key), "ended": ended}
-    if kept := control.kept_after_restore(using(), rule):
+    if kept := control.kept_after_restore(calls_database(), rule):
         still = _("It is still held after a restored backup, until %s.") % words.instant(kept)
         said += " " + still
     return said
 
 
-def _change_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
+def _ask_or_change_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
     if "confirm" not in request.POST:
-        return _limit_page(request, admin, rule, request.POST)
+        return _limit_change_page(request, admin, rule, request.POST)
     budget_id, rate = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
     conf.current().rule(rule)  # else UnknownRule
-    before = _budget_of(rule, budget_id, settings.book_in_force(using()).budgets.get(rule, ()))
-    now = control.change_limit(using(), rule, budget_id, rate or None)
+    before = _budget_of(
+        rule, budget_id, settings.book_in_force(calls_database()).budgets.get(rule, ())
+    )
+    now = control.change_limit(calls_database(), rule, budget_id, rate or None)
     values = {"limit": budget_id, "before": before.limit.rate_text, "now": now}
     return _("Limit %(limit)s changed from %(before)s to %(now)s.") % values
 
@@ -131,12 +132,12 @@ def _change_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpRespo
 def preview_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
     """What another rate would do: for all who may look."""
     try:
-        return _limit_page(request, admin, rule, request.GET)
+        return _limit_change_page(request, admin, rule, request.GET)
     except REFUSED as error:
-        return _refused(request, rule, error)
+        return _redirect_refused(request, rule, error)
 
 
-def _limit_page(
+def _limit_change_page(
     request: HttpRequest, admin: OwnAdmin, rule: str, asked: Mapping[str, str]
 ) -> HttpResponse:
     """What the rate that is asked for would change; raises one of REFUSED."""
@@ -146,7 +147,7 @@ def _limit_page(
     stated = _budget_of(rule, budget_id, config.book.budgets[rule]).limit
     wanted = rate or stated.rate_text
     limit = stated.with_rate(wanted)
-    after = look(using(), rates={budget_id: wanted})
+    after = look(calls_database(), rates={budget_id: wanted})
     before = after.before or after
     budget = _budget_of(rule, budget_id, before.book.budgets[rule])
     rules = sorted(
@@ -155,7 +156,7 @@ def _limit_page(
     context = {
         "rule": rule,
         "back": rule_url(rule),
-        "may_control": may(request, PERMISSION),
+        "may_control": has_permission(request, PERMISSION),
         "limit_id": budget_id,
         "rate": rate,
         "wanted": wanted,
@@ -165,18 +166,18 @@ def _limit_page(
         "too_low": _warning_of_traffic([before.rule(name) for name in rules], limit),
     }
     title = _("Change a limit of %s?") % rule
-    return admin.page(request, "confirm_limit.html", title, context)
+    return admin.render_page(request, "confirm_limit.html", title, context)
 
 
 def _before_and_after(before: RuleLook, after: RuleLook) -> dict[str, Any]:
-    old, new = before.seconds(), after.seconds()
+    old, new = before.seconds_until_done(), after.seconds_until_done()
     return {
         "name": before.name,
         "waiting": words.count(before.waits.ready),
         "in": words.rate(before.incoming),
         "out": words.rate(before.pace.per_second),
-        "before": _duration(old),
-        "after": _duration(new),
+        "before": _duration_in_words(old),
+        "after": _duration_in_words(new),
         "is_longer": old is not None and (new is None or new > old),
     }
 
@@ -203,23 +204,24 @@ def _budget_of(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
     return found[budget_id]
 
 
+# each renders the page that asks; once that is confirmed it acts, and says what for the log
 _ACTS: dict[str, Callable[[HttpRequest, OwnAdmin, str], HttpResponse | str]] = {
-    "pause": _pause,
-    "resume": _resume,
-    "limit": _change_limit,
+    "pause": _ask_or_pause,
+    "resume": _ask_or_resume,
+    "limit": _ask_or_change_limit,
 }
 
 
-def _duration(seconds: float | None) -> str:
+def _duration_in_words(seconds: float | None) -> str:
     return _("no estimate") if seconds is None else words.duration(seconds)
 
 
-def _key(text: str) -> Any:
+def _parse_key(text: str) -> Any:
     # As `send` takes it: a mapping is JSON. What is too long for one is not read.
-    return text if len(text) > MAX_TEXT else dict(key_parts(text)) or text
+    return text if len(text) > MAX_TEXT else dict(named_parts(text)) or text
 
 
-def _back(rule: str) -> HttpResponse:
+def _redirect_to_rule(rule: str) -> HttpResponse:
     if rule in conf.current().rules:
         return HttpResponseRedirect(rule_url(rule))
     return HttpResponseRedirect(reverse("admin:callqueue_dashboard"))
@@ -227,7 +229,3 @@ def _back(rule: str) -> HttpResponse:
 
 def rule_url(name: str) -> str:
     return f"{reverse('admin:callqueue_rule')}?{urlencode({'name': name})}"
-
-
-def using() -> str:
-    return router.db_for_write(CallQueue)

@@ -17,16 +17,15 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf
 from callqueue.admin import dashboard, rule_actions
-from callqueue.admin.base import OwnAdmin, may
+from callqueue.admin.base import OwnAdmin, calls_database, has_permission
 from callqueue.admin.readonly import may_see_holds
-from callqueue.admin.rule_actions import using
 from callqueue.history import errors, sums
 from callqueue.history.audit import audit
 from callqueue.history.sums import Sums
 from callqueue.limits.kinds import SECOND
 from callqueue.look import LimitLook, Look, RuleLook, look, notes, words
 from callqueue.look.notes import WELL
-from callqueue.look.read import largest_keys
+from callqueue.look.read import read_largest_keys
 from callqueue.models import CallQueue
 
 KEYS = 20  # that the table of keys shows
@@ -57,31 +56,33 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         raise Http404(_("There is no rule %s in the settings.") % name)
     if "limit" in request.GET:
         return rule_actions.preview_limit(request, admin, name)
-    seen = look(using(), rules=[name])
+    seen = look(calls_database(), rules=[name])
     rule, now, sees_holds = seen.rule(name), seen.time, may_see_holds(request)
     context = {
         "rule": rule,
-        "states": dashboard.states(rule),
+        "states": dashboard.state_labels(rule),
         "notes": [one for one in notes(seen) if one.kind != WELL and one.what not in SHOWN_BELOW],
         "figures": _figures(rule),
-        "ends": done_in_words(rule, rule.seconds()) if rule.waits.ready else _("nothing waits"),
+        "ends": done_in_words(rule, rule.seconds_until_done())
+        if rule.waits.ready
+        else _("nothing waits"),
         # Which keys are held is for those who may see holds.
         "holds": [one for one in rule.holds if one.per == "rule" or sees_holds],
         "more_holds": max(0, rule.keys_held - sum(one.is_on_keys for one in rule.holds)),
         "is_restored": any(one.source == "restored" for one in rule.holds),
         "may_see_holds": sees_holds,
-        "may_control": may(request, rule_actions.PERMISSION),
-        "may_requeue": may(request, "requeue_call"),
-        "limits": [_limit(seen, rule, one) for one in rule.limits],
-        "audited": _audited(name) if "audit" in request.GET else None,
-        "logged": _logged(name) if sees_holds else (),
+        "may_control": has_permission(request, rule_actions.PERMISSION),
+        "may_requeue": has_permission(request, "requeue_call"),
+        "limits": [_limit_row(seen, rule, one) for one in rule.limits],
+        "audited": _audit_rows(name) if "audit" in request.GET else None,
+        "logged": _log_rows(name) if sees_holds else (),
         "as_of": words.clock_time(now, now),
         "now": now,
-        **_errors(name, now),
-        **_keys(rule),
-        **_sent(seen, rule),
+        **_context_of_errors(name, now),
+        **_context_of_keys(rule),
+        **_context_of_sums(seen, rule),
     }
-    response = admin.page(request, "rule.html", name, context)
+    response = admin.render_page(request, "rule.html", name, context)
     response["Cache-Control"] = "no-store"
     return response
 
@@ -95,8 +96,8 @@ def _figures(rule: RuleLook) -> list[tuple[str, str]]:
         (_("Due later"), words.count(rule.waits.later)),
         (_("Oldest waiting"), "–" if oldest is None else words.duration(oldest)),
         (_("In flight"), flight),
-        (_("In → out a second"), dashboard.flow(rule) or "–"),
-        (_("Done by"), dashboard.done_of(rule) or "–"),
+        (_("In → out a second"), dashboard.flow_in_words(rule) or "–"),
+        (_("Done by"), dashboard.done_by(rule) or "–"),
     ]
 
 
@@ -104,33 +105,33 @@ def done_in_words(rule: RuleLook, seconds: float | None) -> str:
     """When a backlog is done, in words; or why nobody can say."""
     if seconds is None:
         return str(WHY_NO_ESTIMATE.get(rule.why_unknown, _("no estimate")))
-    at = words.in_so_long(rule.shown(rule.now), seconds)
+    at = words.clock_time_after(rule.to_wall(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
 
 
-def _limit(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
+def _limit_row(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
     opens, at = "", limit.opens_at
     if not limit.free:
         soonest = seen.now + SECOND
         opens = (
             _("with an answer") if at is None
-            else words.clock_time(seen.shown(max(at, soonest)), seen.time)
+            else words.clock_time(seen.to_wall(max(at, soonest)), seen.time)
         )  # fmt: skip
     return {
         "id": limit.budget.known_as,
         "limit": limit.budget.limit,
-        "changed": dashboard.changed_from(limit),
+        "changed": dashboard.rate_changed_from(limit),
         "others": [other for other in limit.budget.rules if other != rule.name],
-        "use": dashboard.bar(limit),
+        "use": dashboard.usage_bar(limit),
         "value": limit.value,
         "opens": opens,
         "note": limit.note(rule.pace.latency),
     }
 
 
-def _audited(name: str) -> list[dict[str, Any]]:
+def _audit_rows(rule: str) -> list[dict[str, Any]]:
     """The highest use of the rule's limits in any window of the last hour, from the attempts."""
-    found = audit(using(), since=timedelta(hours=1), rules=[name], tell=False)
+    found = audit(calls_database(), since=timedelta(hours=1), rules=[rule], tell=False)
     return [
         {
             "name": one.name,
@@ -140,13 +141,13 @@ def _audited(name: str) -> list[dict[str, Any]]:
             "is_over": one.exceeded,
         }
         for one in found.findings
-        if one.rule == name
+        if one.rule == rule
     ]
 
 
-def _logged(name: str) -> list[tuple[str, str, str]]:
+def _log_rows(rule: str) -> list[tuple[str, str, str]]:
     rows = LogEntry.objects.filter(
-        content_type__app_label="callqueue", content_type__model="rulestate", object_id=name
+        content_type__app_label="callqueue", content_type__model="rulestate", object_id=rule
     )
     newest = rows.select_related("user").order_by("-pk")[:LOGGED]
     return [
@@ -155,9 +156,9 @@ def _logged(name: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _keys(rule: RuleLook) -> dict[str, Any]:
+def _context_of_keys(rule: RuleLook) -> dict[str, Any]:
     """The keys with most calls waiting."""
-    shown, count_of_keys = largest_keys(using(), rule.name, KEYS, rule.now)
+    shown, count_of_keys = read_largest_keys(calls_database(), rule.name, KEYS, rule.now)
     ready = max(1, rule.waits.ready)
     return {
         "keys": [
@@ -168,8 +169,8 @@ def _keys(rule: RuleLook) -> dict[str, Any]:
     }
 
 
-def _errors(name: str, now: Any) -> dict[str, Any]:
-    found, is_partial = errors.groups(using(), name)
+def _context_of_errors(rule: str, now: Any) -> dict[str, Any]:
+    found, is_partial = errors.groups(calls_database(), rule)
     others = sum(len(one.pks) for one in found[errors.MOST :])
     return {
         "groups": [
@@ -195,62 +196,66 @@ def _errors(name: str, now: Any) -> dict[str, Any]:
 # --- what it sent
 
 
-def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
-    """Sums are in ledger time, to a quarter of an hour."""
+def _context_of_sums(seen: Look, rule: RuleLook) -> dict[str, Any]:
+    """What the rule sent: sums and a chart. In ledger time, to a quarter of an hour."""
     now, here, moved = int(seen.time.timestamp()), seen.time, seen.moved // SECOND
-    zone = _zone(rule)
+    zone = _time_zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
     first = min(int(yesterday.timestamp()), now - sums.DAY_S)
-    series = sums.series(using(), rule.name, first - moved, now + 1 - moved)
+    series = sums.series(calls_database(), rule.name, first - moved, now + 1 - moved)
     every = [(start + moved, one) for start, one in series]
     stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
     drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
     shown = [
-        (_("Today"), _within_days(every, today, here + timedelta(seconds=1))),
-        (_("Yesterday"), _within_days(every, yesterday, today)),
+        (_("Today"), _sum_between(every, today, here + timedelta(seconds=1))),
+        (_("Yesterday"), _sum_between(every, yesterday, today)),
         (_("Last hour"), rule.recent.hour),
         (_("Last 24 hours"), sums.together(one for _, one in stretches)),
     ]
     lately = sums.together(one for _, one in stretches[-2:])
     return {
-        "sums": [(said, _counts(one)) for said, one in shown],
+        "sums": [(said, _counts_in_words(one)) for said, one in shown],
         "zone": str(zone),
-        "waits": _within(lately.waits),
-        "answers": _within(lately.answers),
-        "chart": _bars([start for start, _ in stretches], drawn, _("Last 24 hours")),
+        "waits": _nearly_all_within(lately.waits),
+        "answers": _nearly_all_within(lately.answers),
+        "chart": _bar_chart([start for start, _ in stretches], drawn, _("Last 24 hours")),
         "chart_rows": [
-            (_hour_and_minute(start), _counts(one)) for start, one in stretches[::-1] if one.sent
+            (_hour_and_minute(start), _counts_in_words(one))
+            for start, one in stretches[::-1]
+            if one.sent
         ],
-        "summed": seen.summed_until and words.clock_time(seen.shown(seen.summed_until), here),
+        "summed": seen.summed_until and words.clock_time(seen.to_wall(seen.summed_until), here),
     }
 
 
-def _zone(rule: RuleLook) -> Any:
+def _time_zone(rule: RuleLook) -> Any:
     """The time zone of the rule's calendar: its first limit's that has one, else the reader's."""
     zones = (one.budget.limit.zone for one in rule.limits)
     return next((zone for zone in zones if zone), timezone.get_current_timezone())
 
 
-def _within_days(every: Sequence[tuple[int, Sums]], start: datetime, end: datetime) -> Sums:
+def _sum_between(every: Sequence[tuple[int, Sums]], start: datetime, end: datetime) -> Sums:
     first, last = start.timestamp(), end.timestamp()
     return sums.together(one for at, one in every if first <= at < last)
 
 
-def _counts(one: Sums) -> list[str]:
+def _counts_in_words(one: Sums) -> list[str]:
     return [words.count(getattr(one, name)) for name in COUNTS]
 
 
-def _within(buckets: list[int]) -> str:
+def _nearly_all_within(buckets: list[int]) -> str:
     bound = sums.share_within(buckets, NEARLY_ALL)
     if bound is None:
         return ""
     longest = sums.BOUNDS[-1]
     is_longer = bound > longest
-    return (_("over %s") if is_longer else _("at most %s")) % words.short(min(bound, longest))
+    return (_("over %s") if is_longer else _("at most %s")) % words.short_duration(
+        min(bound, longest)
+    )
 
 
-def _bars(starts: Sequence[int], values: Mapping[str, Sequence[int]], says: str) -> SafeString:
+def _bar_chart(starts: Sequence[int], values: Mapping[str, Sequence[int]], says: str) -> SafeString:
     """A bar for each stretch, by its begin in seconds. `values`: by CSS class, from below."""
     most = max(map(sum, zip(*values.values(), strict=True))) or 1
     step, room = (WIDTH - LEFT) / len(starts), HEIGHT - TOP - BOTTOM

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from callqueue import states
-from callqueue.limits.budgets import Book, bind
+from callqueue.limits.budgets import Book, book_of
 from callqueue.limits.kinds import SlidingWindow
 from callqueue.limits.rules import MAX_NAME, Rule
 from callqueue.security.secrets import SecretFor
@@ -91,10 +91,10 @@ class Reader:
                 del rules[name]
         rules.setdefault("default", DEFAULTS["RULES"]["default"])
         try:
-            return bind(rules)
+            return book_of(rules)
         except ImproperlyConfigured as error:
             self.wrong.append(str(error))
-            return bind({})
+            return book_of({})
 
     def router(self) -> Callable[..., Any] | None:
         value = self.values["ROUTER"]

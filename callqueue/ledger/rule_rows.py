@@ -41,6 +41,6 @@ def forget_room(using: str, memos: Mapping[str, dict[str, Any]]) -> None:
     database.update_each(tables.RuleState, using, fresh)
 
 
-def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
+def passes_and_memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
     stored = tables.rule_states(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
     return {rule: (passes, memo or {}) for rule, passes, memo in stored}

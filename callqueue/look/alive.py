@@ -32,24 +32,24 @@ class Sign:
         return not self.digest and self.kind != BEAT
 
 
-def signs(using: str, now: datetime) -> list[Sign]:
+def read_signs(using: str, now: datetime) -> list[Sign]:
     """Every dispenser of the last day or so, the newest sign first, in ledger time."""
     rows = tables.dispensers(using).order_by("-seen_at")
     columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
-    return judged((Sign(*row) for row in columns), now)
+    return with_is_alive((Sign(*row) for row in columns), now)
 
 
-def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
-    found = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in listed]
-    if not any(one.is_alive and one.kind not in (BEAT, RUN) for one in found):
-        return found
-    # where a process dispenses to workers, beat's tasks stand by
-    return [replace(one, is_alive=one.is_alive and one.kind != BEAT) for one in found]
+def with_is_alive(signs: Iterable[Sign], now: datetime) -> list[Sign]:
+    """The signs judged as of now. Where a process dispenses to workers, beat's tasks stand by."""
+    judged = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in signs]
+    if not any(one.is_alive and one.kind not in (BEAT, RUN) for one in judged):
+        return judged
+    return [replace(one, is_alive=one.is_alive and one.kind != BEAT) for one in judged]
 
 
-def alive(using: str) -> list[Sign]:
+def running_dispensers(using: str) -> list[Sign]:
     """The dispensers that run. Beat's task releases in its runs, and may be between two of them."""
-    return [one for one in signs(using, ledger_time.now(using)) if one.is_alive]
+    return [one for one in read_signs(using, ledger_time.now(using)) if one.is_alive]
 
 
 def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True) -> bool:
@@ -61,24 +61,24 @@ def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True
     last = (rank, name) if releases else (rank + 1, "")
     return any(
         one.digest == digest and one.name != name and (RANKS.index(one.kind), one.name) < last
-        for one in alive(using)
+        for one in running_dispensers(using)
         if one.kind in RANKS
     )
 
 
-def has_fallen_silent(found: Sequence[Sign]) -> bool:
+def has_fallen_silent(signs: Sequence[Sign]) -> bool:
     """Whether none runs, and the last that did has not ended: it may be back, or may not."""
-    return bool(found) and not any(one.is_alive for one in found) and not found[0].has_ended
+    return bool(signs) and not any(one.is_alive for one in signs) and not signs[0].has_ended
 
 
-def silence_s(found: Sequence[Sign], now: datetime) -> float | None:
+def silence_s(signs: Sequence[Sign], now: datetime) -> float | None:
     """For how many seconds no dispenser gave a sign of life; None where there has been none."""
-    return max(0.0, (now - found[0].at).total_seconds()) if found else None
+    return max(0.0, (now - signs[0].at).total_seconds()) if signs else None
 
 
-def has_beat(found: Sequence[Sign], now: datetime) -> bool:
+def has_beat_run(signs: Sequence[Sign], now: datetime) -> bool:
     """Whether beat's dispenser task has run lately, though it may have stood by."""
-    return any(one.kind == BEAT and _is_alive(one.at, one.kind, "", now) for one in found)
+    return any(one.kind == BEAT and _is_alive(one.at, one.kind, "", now) for one in signs)
 
 
 def _is_alive(at: datetime, kind: str, digest: str, now: datetime) -> bool:

@@ -68,7 +68,7 @@ def read(using: str, names: Sequence[str], now: Us) -> Attempts:
     unbegun: dict[str, list[tuple[str, int, Us]]] = {}  # by queue: rule, calls, since when
     last: dict[str, Us] = {}  # by queue, when a call was begun
     processes: dict[str, Us] = {}
-    for kind, name, queue, many, some, us, begun in rows(using, *_sql(using, names, now)):
+    for kind, name, queue, many, some, us, begun in rows(using, *_attempts_sql(using, names, now)):
         if kind == _WORKER:
             process = name.rpartition(":")[0]
             processes[process] = max(Us(begun), processes.get(process, Us(0)))
@@ -94,7 +94,7 @@ def read(using: str, names: Sequence[str], now: Us) -> Attempts:
     ]
     return Attempts(
         flights,
-        {name: _pace(listed) for name, listed in answered.items()},
+        {name: _mean_pace(listed) for name, listed in answered.items()},
         sorted((at for at in processes.values() if at > lately), reverse=True),
         [one for one in stalls if one.since <= patience],
     )
@@ -103,7 +103,7 @@ def read(using: str, names: Sequence[str], now: Us) -> Attempts:
 _OPEN, _ANSWERED, _WORKER = 0, 1, 2
 
 
-def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
+def _attempts_sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
     """Rows: kind, rule or worker, queue, count, begun (or stamped), microseconds, last begin."""
     table = tables.name(using, "CallAttempt")
     released, started, ended = (
@@ -142,14 +142,15 @@ def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
     return sql, [states.SUCCEEDED, *names, minute, states.VOIDED]
 
 
-def _pace(listed: Sequence[tuple[int, int, bool]]) -> Pace:
-    if not (many := sum(count for count, _, _ in listed)):
+def _mean_pace(answered: Sequence[tuple[int, int, bool]]) -> Pace:
+    """Of rows of those answered lately: how many, after so many microseconds, any stamped."""
+    if not (many := sum(count for count, _, _ in answered)):
         return Pace()
-    latency = sum(us for _, us, _ in listed) / SECOND / many
-    return Pace(many / RECENT_S, latency, any(stamped for _, _, stamped in listed))
+    latency = sum(us for _, us, _ in answered) / SECOND / many
+    return Pace(many / RECENT_S, latency, any(stamped for _, _, stamped in answered))
 
 
-def newest_pace(using: str, rule: str) -> Pace:
+def read_newest_pace(using: str, rule: str) -> Pace:
     """The pace of a rule's latest attempts, however long ago they were."""
     ended = tables.attempts(using).charged().filter(rule=rule, finished_at__isnull=False)
     slot = Coalesce("send_at", "released_at")

@@ -80,7 +80,7 @@ class Facts:
     def runs_alone(self) -> bool:
         """Whether every dispenser that runs makes its calls itself: nobody asks a broker."""
         try:
-            running = alive.alive(self.using)
+            running = alive.running_dispensers(self.using)
         except (DatabaseError, InterfaceError):  # another check says so
             return False
         return bool(running) and all(one.kind == alive.RUN for one in running)
@@ -109,7 +109,7 @@ def examine(using: str) -> list[Check]:
     for name in ALL:
         if name == "database" and conf.problems():
             break
-        checks.append(examined(name, facts))
+        checks.append(run_check(name, facts))
         if not checks[-1].ok:
             facts.asks_workers &= name != "broker"
             if name in ("database", "migrations"):
@@ -117,7 +117,8 @@ def examine(using: str) -> list[Check]:
     return checks
 
 
-def examined(name: str, facts: Facts) -> Check:
+def run_check(name: str, facts: Facts) -> Check:
+    """One examination, retried where its connection is cut; what it raises becomes the result."""
     try:
         detail = database.persist(facts.using, lambda: ALL[name](facts), during="doctor", seconds=1)
         return Check(name, True, detail)
@@ -150,7 +151,7 @@ def broker_refusal() -> str:
 # --- what it stands on
 
 
-def _settings(facts: Facts) -> str:
+def _check_settings(facts: Facts) -> str:
     found = run_checks(tags=["callqueue"], include_deployment_checks=True)
     said = [one for one in found if not one.is_silenced()]
     if facts.runs_alone:  # no broker drops anything
@@ -164,7 +165,7 @@ def _settings(facts: Facts) -> str:
     return "; ".join([detail, *(str(one.msg) for one in said)])
 
 
-def _broker(facts: Facts) -> str:
+def _check_broker(facts: Facts) -> str:
     if facts.runs_alone:
         return RUNS
     try:
@@ -182,8 +183,8 @@ def _broker(facts: Facts) -> str:
     return f"{the_broker.address(_celery_app())} answers"
 
 
-def _visibility_timeout(facts: Facts) -> str:
-    """Redis does not hand a message out again while its attempts may still be at work."""
+def _check_visibility_timeout(facts: Facts) -> str:
+    """That Redis hands no message out again while its attempts may still be at work."""
     app, config = _celery_app(), conf.current()
     if facts.runs_alone or _is_eager() or the_broker.transport(app) not in REDIS:
         return "this kind of broker has none"
@@ -201,7 +202,7 @@ def _visibility_timeout(facts: Facts) -> str:
     return f"{timeout:g} s, and no attempt takes longer than {longest:g} s"
 
 
-def _database(facts: Facts) -> str:
+def _check_database(facts: Facts) -> str:
     if refusal := database_refusal(facts.using):
         raise Wrong(refusal, f"start the database server, or correct DATABASES[{facts.using!r}]")
     if database.is_standby(facts.using):
@@ -215,7 +216,7 @@ def _database(facts: Facts) -> str:
     return f"{connection.display_name} {version} answers"
 
 
-def _migrations(facts: Facts) -> str:
+def _check_migrations(facts: Facts) -> str:
     from django.db.migrations.executor import MigrationExecutor
 
     executor = MigrationExecutor(connections[facts.using])
@@ -226,8 +227,8 @@ def _migrations(facts: Facts) -> str:
     return "all are applied"
 
 
-def _clock(facts: Facts) -> str:
-    """Limits count by the database's alone; `expires_at` is checked by both."""
+def _check_clock(facts: Facts) -> str:
+    """That the database's clock is this host's: limits need the first, `expires_at` both."""
     before = time.time()
     theirs = database.clock(facts.using).timestamp()
     skew = min(0.0, theirs - before) + max(0.0, theirs - time.time())
@@ -239,12 +240,12 @@ def _clock(facts: Facts) -> str:
     return "this host and the database agree" if abs(skew) < 0.1 else detail
 
 
-def _schedule(facts: Facts) -> str:
+def _check_schedule(facts: Facts) -> str:
     app = _celery_app()
     entries = (app.conf.beat_schedule or {}).items()
     in_settings = {entry.get("task"): name for name, entry in entries}.get(periodic.DISPENSER)
     has_rows = apps.is_installed("django_celery_beat")
-    in_rows = periodic.enabled(periodic.DISPENSER) if has_rows else []
+    in_rows = periodic.names_enabled(periodic.DISPENSER) if has_rows else []
     if "DatabaseScheduler" in str(app.conf.beat_scheduler) and in_rows == [in_settings]:
         in_rows = []  # its copy of what the settings say
     places = [f"CELERY_BEAT_SCHEDULE: {in_settings}"] if in_settings else []
@@ -268,7 +269,7 @@ def _schedule(facts: Facts) -> str:
             )
         return "none: dispensers release calls; cleanup is not late"
     place = places[0].partition(":")[0]
-    if not _is_eager() and not alive.has_beat(facts.look.signs, facts.look.time):
+    if not _is_eager() and not alive.has_beat_run(facts.look.signs, facts.look.time):
         raise Wrong(
             f"in {place}, but no task of beat has run lately: nothing deletes old calls",
             "run `celery -A <project> beat`, and a worker on the queue of its tasks; or take the "
@@ -280,7 +281,7 @@ def _schedule(facts: Facts) -> str:
 # --- dispensers, workers, and what they do
 
 
-def _dispenser(facts: Facts) -> str:
+def _check_dispenser(facts: Facts) -> str:
     seen, now = facts.look.signs, facts.look.time
     if running := [one for one in seen if one.is_alive]:
         named = [
@@ -295,7 +296,7 @@ def _dispenser(facts: Facts) -> str:
     raise Wrong(f"the last sign of life, of {last.name}, is {silent} old", DISPENSE)
 
 
-def _agreement(facts: Facts) -> str:
+def _check_agreement(facts: Facts) -> str:
     here = opinion_of(conf.current().book)
     digests = {one.digest for one in facts.look.dispensers if one.digest}
     if found := shared_settings.disagreements(facts.using, digests, here=here):
@@ -307,7 +308,7 @@ def _agreement(facts: Facts) -> str:
     return "all dispensers have these limits"
 
 
-def _one_broker(facts: Facts) -> str:
+def _check_one_broker(facts: Facts) -> str:
     here = the_broker.address(_celery_app())
     others = [one for one in facts.look.dispensers if one.broker not in ("", here)]
     if here and others:
@@ -319,7 +320,7 @@ def _one_broker(facts: Facts) -> str:
     return "every dispenser publishes to the broker of this process"
 
 
-def _workers(facts: Facts) -> str:
+def _check_workers(facts: Facts) -> str:
     if facts.runs_alone:
         return RUNS
     if _is_eager():
@@ -341,7 +342,7 @@ def _workers(facts: Facts) -> str:
     return f"{listen} on {', '.join(sorted(served))}"
 
 
-def _calls(facts: Facts) -> str:
+def _check_calls(facts: Facts) -> str:
     known = conf.current().rules
     if gone := [
         name for name in ready_calls.rules_named_by_ready(facts.using) if name not in known
@@ -360,8 +361,8 @@ def _calls(facts: Facts) -> str:
     return "every waiting call has its rule, and none waits for nothing"
 
 
-def _ledger(facts: Facts) -> str:
-    """One put back to an earlier state knows no latest calls, and would make some again."""
+def _check_ledger(facts: Facts) -> str:
+    """That it was not put back to an earlier state: it would make calls again that it forgot."""
     signs, using = [], facts.using
     reading, skew = ledger_time.read(using), timedelta(seconds=SKEW_S)
     newest = tables.attempts(using).order_by("-pk").values_list("released_at", flat=True)[:100]
@@ -385,19 +386,19 @@ def _ledger(facts: Facts) -> str:
 
 Examination = Callable[[Facts], str]  # the detail where all is well; Wrong where it is not
 ALL: dict[str, Examination] = {
-    "settings": _settings,
-    "broker": _broker,
-    "database": _database,
-    "visibility timeout": _visibility_timeout,
-    "migrations": _migrations,
-    "clock": _clock,
-    "dispenser": _dispenser,
-    "agreement": _agreement,
-    "schedule": _schedule,
-    "calls": _calls,
-    "workers": _workers,
-    "one broker": _one_broker,
-    "ledger": _ledger,
+    "settings": _check_settings,
+    "broker": _check_broker,
+    "database": _check_database,
+    "visibility timeout": _check_visibility_timeout,
+    "migrations": _check_migrations,
+    "clock": _check_clock,
+    "dispenser": _check_dispenser,
+    "agreement": _check_agreement,
+    "schedule": _check_schedule,
+    "calls": _check_calls,
+    "workers": _check_workers,
+    "one broker": _check_one_broker,
+    "ledger": _check_ledger,
 }
 
 

@@ -34,19 +34,19 @@ class Gate:
     def is_full(self) -> bool:
         return (self.emptiest or self.meter).free < max(1, round(self.cost))
 
-    def amount(self, calls: float) -> float:
-        """What passes it up to and with so many calls of the backlog."""
+    def amount_with(self, calls: float) -> float:
+        """What is charged to it up to and with so many calls of the backlog."""
         if self.sizes:
-            return gone_of_each(self.sizes, math.ceil(calls)) * self.each
-        return (calls + self.before + min(calls, self.beside)) / self.lanes * self.each
+            return gone_of_each(self.sizes, math.ceil(calls)) * self.amount_of_call
+        return (calls + self.before + min(calls, self.beside)) / self.lanes * self.amount_of_call
 
     @property
-    def each(self) -> float:
+    def amount_of_call(self) -> float:
         """What a call takes of it, with what it leaves over: of 7 a minute, 5 let one call pass."""
         whole = self.limit.capacity // max(self.cost, 1e-9)
         return self.cost if self.limit.keeps_level or not whole else self.limit.capacity / whole
 
-    def seconds(self, amount: float, now: Us) -> float | None:
+    def seconds_to_pass(self, amount: float, now: Us) -> float | None:
         way = WAY_S if self.charged_s and self.waits_for_answers else 0.0
         charged = self.charged_s + way
         evenly = self.limit.seconds_until_gone(self.meter, amount, now, charged)
@@ -68,7 +68,8 @@ class Gate:
         start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)
         return start, left / amount
 
-    def after(self, seconds: float, now: Us) -> Gate:
+    def as_it_will_be(self, seconds: float, now: Us) -> Gate:
+        """The gate after so many seconds: idle, if its window is over by then; else as it is."""
         limit = self.limit
         if seconds * SECOND < limit.window_us or limit.is_calendar:
             return self
@@ -78,27 +79,27 @@ class Gate:
         return replace(self, meter=meter, emptiest=emptiest, before=0.0)
 
 
-def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
+def seconds_to_pass(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     """Seconds until so many calls have passed all of these gates; None where nobody can say."""
     # of each gate the whole periods, and then the others for what is left
     longest = 0.0
     for gate in gates:
-        alone = gate.seconds(gate.amount(calls), now)
+        alone = gate.seconds_to_pass(gate.amount_with(calls), now)
         if alone is None:
             return None
         longest = max(longest, alone)
     slow = [gate for gate in gates if not gate.sizes] if len(gates) <= CHAINED else ()
     for gate in slow:
-        start, share = gate.last_period(gate.amount(calls), now)
+        start, share = gate.last_period(gate.amount_with(calls), now)
         if start:
-            others = [other.after(start, now) for other in gates if other is not gate]
-            longest = max(longest, start + (seconds(others, calls * share, now) or 0.0))
+            others = [other.as_it_will_be(start, now) for other in gates if other is not gate]
+            longest = max(longest, start + (seconds_to_pass(others, calls * share, now) or 0.0))
     return longest
 
 
-def slowest(gates: Sequence[Gate], calls: float, now: Us) -> int | None:
+def place_of_slowest(gates: Sequence[Gate], calls: float, now: Us) -> int | None:
     """The place of the gate that holds so many calls longest by itself; None where none does."""
-    alone = [gate.seconds(gate.amount(calls), now) or 0.0 for gate in gates]
+    alone = [gate.seconds_to_pass(gate.amount_with(calls), now) or 0.0 for gate in gates]
     return alone.index(max(alone)) if any(alone) else None
 
 

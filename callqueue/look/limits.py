@@ -87,19 +87,19 @@ def read(
     rules = sorted(rule for group in groups for rule in group)
     if not rules:
         return {}, {}
-    account = ledger.read(using, book, rules, now, _memo(using, book, groups), is_whole=True)
+    account = ledger.read(using, book, rules, now, _read_memo(using, book, groups), is_whole=True)
     if key is None:
         tallies.load_fullest(using, account.tallies.values())
     else:
         account.read_keys([key])
-    values = {budget.id: _values(account, budget, key) for budget in account.budgets}
+    values = {budget.id: _charged_values(account, budget, key) for budget in account.budgets}
     long = [
         budget
         for budget in account.budgets
-        if _is_spread(account, budget) and not _has_room(account, budget, backlog)
+        if _needs_spread(account, budget) and not _has_room_for_backlog(account, budget, backlog)
     ]
-    spread = _spread(using, long, now)
-    for budget_id, ends in _ends(account, long).items():
+    spread = _read_spread_by_budget(using, long, now)
+    for budget_id, ends in _read_ends_by_budget(account, long).items():
         spread[budget_id] = [*ends, *spread.get(budget_id, ())]
     found = {
         one.id: _limit_look(account, one, values[one.id], spread.get(one.id, ()), key is not None)
@@ -109,9 +109,9 @@ def read(
     return listed, account.memo.binding
 
 
-def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
+def _read_memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
     groups = list(groups)
-    memos = rule_rows.memos(using, [rule for group in groups for rule in group])
+    memos = rule_rows.passes_and_memos(using, [rule for group in groups for rule in group])
     found = ledger.Memo()
     for group in groups:
         remembered = {rule: memos[rule] for rule in group if rule in memos}
@@ -123,7 +123,7 @@ def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.M
     return found
 
 
-def _values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
+def _charged_values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
     """The values of its `per` with charges; of tallied ones the fullest; or that of a key."""
     if key is not None and budget.limit.is_keyed:
         return [budget.value_of(key, "")]
@@ -132,17 +132,19 @@ def _values(account: ledger.Account, budget: Budget, key: str | None) -> Sequenc
     if budget.limit.is_per_queue:
         return account.book.queues_of(budget)
     if budget.id in account.tallies:
-        return account.tallies[budget.id].loaded_fullest()
+        return account.tallies[budget.id].fullest_loaded_values()
     return sorted({value for name, value in {**account.open, **account.aged} if name == budget.id})
 
 
-def _is_spread(account: ledger.Account, budget: Budget) -> bool:
+def _needs_spread(account: ledger.Account, budget: Budget) -> bool:
     """Whether it matters how what its tally says is spread over its window."""
     limit = budget.limit
     return budget.id in account.tallies and limit.is_per_rule and not limit.is_calendar
 
 
-def _has_room(account: ledger.Account, budget: Budget, backlog: Mapping[str, int]) -> bool:
+def _has_room_for_backlog(
+    account: ledger.Account, budget: Budget, backlog: Mapping[str, int]
+) -> bool:
     calls = sum(backlog.get(rule, 0) for rule in budget.rules)
     return budget.limit.unit == "calls" and calls < account.meter(budget, "").free
 
@@ -161,15 +163,17 @@ def _limit_look(
     free = (sum if is_summed else min)([one.free for one in meters.values()] or [limit.capacity])
     used = (sum if is_summed else max)([one.used for one in meters.values()] or [0])
     flown = max(in_flight, default=0)
-    meter = _meter(account, budget, fullest, meters, spread, flown)
-    if is_of_key and budget.id in account.tallies and _is_few(limit):
-        usage = Usage(flown, _ended(account, budget, fullest), limit.horizon(account.now))
+    meter = _meter_of_value(account, budget, fullest, meters, spread, flown)
+    if is_of_key and budget.id in account.tallies and _is_small_and_keyed(limit):
+        usage = Usage(
+            flown, _read_ageing_of_value(account, budget, fullest), limit.horizon(account.now)
+        )
         meter = limit.meter(usage, account.now)
     emptiest = meter
-    if is_summed and _has_all_queues(account, budget):
-        value = min(values, key=lambda value: _opens(meters[value]), default="")
+    if is_summed and _all_rules_use_all_queues(account, budget):
+        value = min(values, key=lambda value: _opening_order(meters[value]), default="")
         own = account.open.get((budget.id, value), 0)
-        emptiest = _meter(account, budget, value, meters, spread, own)
+        emptiest = _meter_of_value(account, budget, value, meters, spread, own)
     return LimitLook(
         budget=budget,
         allowed=limit.capacity * (max(1, len(values)) if is_summed else 1),
@@ -183,17 +187,17 @@ def _limit_look(
     )
 
 
-def _opens(meter: Meter) -> tuple[float, int]:
+def _opening_order(meter: Meter) -> tuple[float, int]:
     at = meter.free_at(1)
     return (math.inf if at is None else at, meter.used)
 
 
-def _has_all_queues(account: ledger.Account, budget: Budget) -> bool:
+def _all_rules_use_all_queues(account: ledger.Account, budget: Budget) -> bool:
     queues = set(account.book.queues_of(budget))
     return all(set(account.book.rules[rule].queue_names) == queues for rule in budget.rules)
 
 
-def _meter(
+def _meter_of_value(
     account: ledger.Account,
     budget: Budget,
     value: str,
@@ -211,12 +215,14 @@ def _meter(
     return limit.meter(Usage(in_flight, aged, limit.horizon(now)), now)
 
 
-def _is_few(limit: Limit) -> bool:
+def _is_small_and_keyed(limit: Limit) -> bool:
     return limit.is_keyed and limit.capacity <= COARSE and not limit.is_calendar
 
 
-def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us, int]]:
-    """When what ended of a value ages, and its cost. A part of a key is found in whole keys."""
+def _read_ageing_of_value(
+    account: ledger.Account, budget: Budget, value: str
+) -> list[tuple[Us, int]]:
+    """When each attempt that ended of a value ages, and its cost. A part is found in whole keys."""
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
     found = charged.filter(rule__in=budget.charging_rules).order_by()
@@ -232,7 +238,9 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us
     )
 
 
-def _ends(account: ledger.Account, budgets: Sequence[Budget]) -> dict[str, list[tuple[Us, int]]]:
+def _read_ends_by_budget(
+    account: ledger.Account, budgets: Sequence[Budget]
+) -> dict[str, list[tuple[Us, int]]]:
     """By budget, how many calls ended when: all, by small parts, of a window shorter than sums are
     wide; of others the first, for whose leave a pass waits. One statement for many.
     """
@@ -242,7 +250,7 @@ def _ends(account: ledger.Account, budgets: Sequence[Budget]) -> dict[str, list[
         limit, since = budget.limit, budget.limit.horizon(account.now) - 1
         for rule in budget.charging_rules:
             count, grouped = "1", ""
-            if _is_short(limit):
+            if _has_short_window(limit):
                 part = part_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
                 count, grouped = "COUNT(*)", f" GROUP BY {part}"
             sql = (
@@ -255,23 +263,25 @@ def _ends(account: ledger.Account, budgets: Sequence[Budget]) -> dict[str, list[
         if ended is not None:
             found.setdefault(budgets[place].id, []).append((instant_us(ended), int(count)))
     return {
-        budget.id: ends if _is_short(budget.limit) else ends[:1]
+        budget.id: ends if _has_short_window(budget.limit) else ends[:1]
         for budget in budgets
         if (ends := sorted(found.get(budget.id, ())))
     }
 
 
-def _is_short(limit: Limit) -> bool:
+def _has_short_window(limit: Limit) -> bool:
     """Whether sums, by the minute, say nothing of when what its window holds leaves."""
     return limit.window_us <= sums.MINUTE_S * SECOND
 
 
-def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tuple[Us, int]]]:
+def _read_spread_by_budget(
+    using: str, budgets: Sequence[Budget], now: Us
+) -> dict[str, list[tuple[Us, int]]]:
     """By budget, how many calls ended when in its long window, by stretches. One statement."""
-    budgets = [budget for budget in budgets if not _is_short(budget.limit)]
+    budgets = [budget for budget in budgets if not _has_short_window(budget.limit)]
     if not budgets:
         return {}
-    widths = {budget.id: _width(budget.limit.window_us) for budget in budgets}
+    widths = {budget.id: _sums_width(budget.limit.window_us) for budget in budgets}
     first = min(budget.limit.horizon(now) for budget in budgets) // SECOND
     rules = {rule for budget in budgets for rule in budget.charging_rules}
     stored = tables.sums(using).filter(rule__in=rules, width__in=widths.values())
@@ -291,7 +301,7 @@ def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tu
     }
 
 
-def _width(window_us: int) -> int:
+def _sums_width(window_us: int) -> int:
     return sums.MINUTE_S if window_us <= sums.HOUR_S * SECOND else sums.QUARTER_S
 
 

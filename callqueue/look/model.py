@@ -51,7 +51,7 @@ class HoldLook:
     def is_on_key(self, key: str | None) -> bool:
         return (self.per, self.value) in scopes_of(key or "")
 
-    def seconds(self, wall: Us) -> float:
+    def seconds_left(self, wall: Us) -> float:
         """Seconds until it ends, by what the clock shows; infinite where it does not by itself."""
         return FOREVER if self.until is None else max(0.0, (to_us(self.until) - wall) / SECOND)
 
@@ -87,25 +87,25 @@ class RuleLook:
         """The hold that binds calls of this key (or all, without one): the one that ends last."""
         binding = [one for one in self.holds if one.per == "rule" or one.is_on_key(key)]
         on_queues: dict[str, HoldLook] = {}
-        for one in sorted(self.holds, key=self.ends_in):
+        for one in sorted(self.holds, key=self.seconds_left_of):
             if one.per == "queue":
                 on_queues[one.value] = one
         # Queues that are all held count as one hold, which ends when the first lets go.
         if all(queue in on_queues for queue in self.rule.queue_names):
             of_queues = [on_queues[queue] for queue in self.rule.queue_names]
-            binding.append(min(of_queues, key=self.ends_in))
-        return max(binding, key=self.ends_in, default=None)
+            binding.append(min(of_queues, key=self.seconds_left_of))
+        return max(binding, key=self.seconds_left_of, default=None)
 
-    def ends_in(self, hold: HoldLook) -> float:
-        return hold.seconds(self.now + self.moved)
+    def seconds_left_of(self, hold: HoldLook) -> float:
+        return hold.seconds_left(self.now + self.moved)
 
-    def shown(self, instant: Us) -> datetime:
+    def to_wall(self, instant: Us) -> datetime:
         """An instant of ledger time as the database's clock shows it."""
         return from_us(instant + self.moved)
 
     @property
     def held_s(self) -> float:
-        return 0.0 if self.hold is None else self.ends_in(self.hold)
+        return 0.0 if self.hold is None else self.seconds_left_of(self.hold)
 
     @property
     def oldest_due_s(self) -> float | None:
@@ -115,9 +115,7 @@ class RuleLook:
 
     @property
     def binding(self) -> LimitLook | None:
-        """The full limit that the last pass says that its next call waited for, or the last to
-        open.
-        """
+        """The full limit that its next call waited for in the last pass, or the last to open."""
         full = [one for one, gate in zip(self.limits, self.gates, strict=True) if gate.is_full]
         named = [one for one in full if one.budget.id == self.waited_for]
         return max(named or full, key=lambda one: one.opens_at or 0, default=None)
@@ -147,7 +145,7 @@ class RuleLook:
     def is_growing(self) -> bool:
         return self._has_waited and self.incoming > GROWING * self.pace.per_second
 
-    def seconds(self, calls: int | None = None) -> float | None:
+    def seconds_until_done(self, calls: int | None = None) -> float | None:
         """Seconds until so many calls are answered; None: nobody can say, see `why_unknown`."""
         calls = self.waits.ready if calls is None else calls
         if not calls:
@@ -164,7 +162,7 @@ class RuleLook:
         """Seconds until so many calls have passed these gates, once nothing holds them."""
         if self._why_stopped:
             return None
-        passed = estimate.seconds(gates, calls, self.now)
+        passed = estimate.seconds_to_pass(gates, calls, self.now)
         if passed is None:
             return None
         if (pace := self.pace.per_second) and not self.is_limited:
@@ -207,9 +205,7 @@ class RuleLook:
 
 
 def explains_pace(gate: Gate) -> bool:
-    """Whether calls wait for the limit, not for workers. One of short periods opens again and
-    again.
-    """
+    """Whether calls wait for the limit, not for workers: one of short periods keeps opening."""
     limit = gate.limit
     is_short = (
         not limit.counts_in_flight and limit.period_us * PERIODS <= attempts.RECENT_S * SECOND
@@ -234,9 +230,9 @@ class Look:
 
     @property
     def time(self) -> datetime:
-        return self.shown(self.now)
+        return self.to_wall(self.now)
 
-    def shown(self, instant: Us) -> datetime:
+    def to_wall(self, instant: Us) -> datetime:
         """An instant of ledger time as the database's clock shows it."""
         return from_us(instant + self.moved)
 

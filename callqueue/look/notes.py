@@ -44,28 +44,28 @@ class Note:
 
 
 def notes(look: Look, *, tells_who: bool = True) -> list[Note]:
-    """`tells_who`: whether the reader may know who holds a rule; that it is held, all may."""
+    """The notes, worst first. `tells_who`: whether to say who holds a rule; that it is, all may."""
     order = (BAD, ODD, WELL)
-    return sorted(_notes(look, tells_who), key=lambda note: order.index(note.kind))
+    return sorted(_unsorted_notes(look, tells_who), key=lambda note: order.index(note.kind))
 
 
-def _notes(look: Look, tells_who: bool) -> Iterator[Note]:
-    yield _dispensers(look)
-    yield from _stalls(look)
-    yield from _troubles(look, tells_who)
-    yield from _limits(look)
-    yield from _failures(look)
+def _unsorted_notes(look: Look, tells_who: bool) -> Iterator[Note]:
+    yield _note_on_dispensers(look)
+    yield from _notes_on_stalls(look)
+    yield from _notes_on_troubles(look, tells_who)
+    yield from _notes_on_limits(look)
+    yield from _notes_on_failures(look)
     if count := len(look.differences):
         text = ngettext("Dispensers differ in %d limit.", "Dispensers differ in %d limits.", count)
         yield Note(ODD, "differ", text % count)
-    yield from _workers(look)
+    yield from _notes_on_workers(look)
     if look.dispensers:
         rate = sum(rule.pace.per_second for rule in look.rules)
         yield Note(WELL, "sending", _("Sending %s a second.") % words.rate(rate))
-    yield _end(look)
+    yield _note_on_end(look)
 
 
-def _dispensers(look: Look) -> Note:
+def _note_on_dispensers(look: Look) -> Note:
     now = look.time
     if running := look.dispensers:
         text = ngettext(
@@ -94,14 +94,14 @@ def _dispensers(look: Look) -> Note:
     return Note(BAD, "dispenser", text % values)
 
 
-def _stalls(look: Look) -> Iterator[Note]:
+def _notes_on_stalls(look: Look) -> Iterator[Note]:
     names = {rule.name for rule in look.rules}
     stalls = [one for one in look.stalls if names.intersection(one.rules)]
     if not stalls:
         return
     rules = sorted({rule for one in stalls for rule in one.rules})
     calls = sum(one.calls for one in stalls)
-    since = look.shown(min(one.since for one in stalls))
+    since = look.to_wall(min(one.since for one in stalls))
     text = ngettext(
         "Nobody takes calls from %(queues)s since %(since)s: %(count)s call of %(rules)s is "
         "released, and no worker has begun it.",
@@ -110,20 +110,20 @@ def _stalls(look: Look) -> Iterator[Note]:
         calls,
     )
     values = {
-        "queues": words.names([one.queue or _("the default queue") for one in stalls], 10),
+        "queues": words.first_names([one.queue or _("the default queue") for one in stalls], 10),
         "since": words.clock_time(since, look.time),
         "count": words.count(calls),
-        "rules": words.names(rules),
+        "rules": words.first_names(rules),
     }
     yield Note(BAD, "workers", text % values, rules[0])
 
 
-def _troubles(look: Look, tells_who: bool) -> Iterator[Note]:
+def _notes_on_troubles(look: Look, tells_who: bool) -> Iterator[Note]:
     for trouble, sentence in TROUBLES.items():
         if ill := [rule for rule in look.rules if trouble in rule.troubles]:
             is_long = trouble == "held"
-            said = [_held(rule, tells_who) if is_long else rule.name for rule in ill]
-            listed = words.names(said, between="; " if is_long else ", ")
+            said = [_hold_in_words(rule, tells_who) if is_long else rule.name for rule in ill]
+            listed = words.first_names(said, between="; " if is_long else ", ")
             values = {"count": len(ill), "names": listed}
             yield Note(BAD, trouble, sentence % values, ill[0].name)
     if keyed := [rule for rule in look.rules if rule.keys_held and rule.hold is None]:
@@ -131,14 +131,14 @@ def _troubles(look: Look, tells_who: bool) -> Iterator[Note]:
         text = ngettext(
             "%(count)d key held (%(names)s).", "%(count)d keys held (%(names)s).", count
         )
-        values = {"count": count, "names": words.names([rule.name for rule in keyed])}
+        values = {"count": count, "names": words.first_names([rule.name for rule in keyed])}
         yield Note(ODD, "keys", text % values, keyed[0].name)
     if growing := [rule for rule in look.rules if rule.is_growing and not rule.troubles]:
-        listed = words.names([_in_and_out(rule) for rule in growing], between="; ")
+        listed = words.first_names([_flow_in_words(rule) for rule in growing], between="; ")
         yield Note(ODD, "growing", _("The backlog grows: %s.") % listed, growing[0].name)
 
 
-def _held(rule: RuleLook, tells_who: bool) -> str:
+def _hold_in_words(rule: RuleLook, tells_who: bool) -> str:
     count = words.count(rule.waits.calls)
     if not tells_who:
         return _("%(rule)s, %(count)s waiting") % {"rule": rule.name, "count": count}
@@ -152,7 +152,7 @@ def _held(rule: RuleLook, tells_who: bool) -> str:
     return _("%(rule)s %(who)s, %(count)s waiting") % values
 
 
-def _in_and_out(rule: RuleLook) -> str:
+def _flow_in_words(rule: RuleLook) -> str:
     values = {
         "rule": rule.name,
         "in": words.rate(rule.incoming),
@@ -161,7 +161,7 @@ def _in_and_out(rule: RuleLook) -> str:
     return _("%(rule)s, %(in)s a second in and %(out)s out") % values
 
 
-def _limits(look: Look) -> Iterator[Note]:
+def _notes_on_limits(look: Look) -> Iterator[Note]:
     told: set[str] = set()
     for rule in look.rules:
         limit = rule.binding
@@ -170,18 +170,18 @@ def _limits(look: Look) -> Iterator[Note]:
         told.add(limit.budget.id)
         if limit.opens_at is None or limit.opens_at - look.now < LONG_S * SECOND:
             continue
-        at = words.clock_time(look.shown(limit.opens_at), look.time)
+        at = words.clock_time(look.to_wall(limit.opens_at), look.time)
         text = _("%(rule)s: %(limit)s is used up, and opens at %(at)s.")
         values = {"rule": rule.name, "limit": limit.name, "at": at}
         yield Note(ODD, "limit", text % values, rule.name)
 
 
-def _failures(look: Look) -> Iterator[Note]:
+def _notes_on_failures(look: Look) -> Iterator[Note]:
     failed = sum(rule.recent.hour.failed for rule in look.rules)
     throttled = sum(rule.recent.hour.throttled for rule in look.rules)
     is_behind = 0 < look.summed_until < look.now - BEHIND_S * SECOND
     if is_behind:
-        at = words.clock_time(look.shown(look.summed_until), look.time)
+        at = words.clock_time(look.to_wall(look.summed_until), look.time)
         yield Note(ODD, "behind", _("What was sent is counted up to %s.") % at)
     if failed or throttled:
         values = {"failed": words.count(failed), "throttled": words.count(throttled)}
@@ -192,25 +192,25 @@ def _failures(look: Look) -> Iterator[Note]:
         yield Note(WELL, "failures", text)
 
 
-def _workers(look: Look) -> Iterator[Note]:
+def _notes_on_workers(look: Look) -> Iterator[Note]:
     if count := len(look.workers):
         text = ngettext(
             "%(count)d process took calls in the last 5 minutes, the last %(when)s.",
             "%(count)d processes took calls in the last 5 minutes, the last %(when)s.",
             count,
         )
-        when = words.ago(look.shown(look.workers[0]), look.time)
+        when = words.ago(look.to_wall(look.workers[0]), look.time)
         yield Note(WELL, "workers", text % {"count": count, "when": when})
 
 
-def _end(look: Look) -> Note:
-    ends = {rule.name: rule.seconds() for rule in look.rules if rule.waits.ready}
+def _note_on_end(look: Look) -> Note:
+    ends = {rule.name: rule.seconds_until_done() for rule in look.rules if rule.waits.ready}
     if not ends:
         return Note(WELL, "done", _("Nothing waits."))
     if unknown := [name for name, seconds in ends.items() if seconds is None]:
-        text = _("When all is done cannot be said: %s.") % words.names(unknown)
+        text = _("When all is done cannot be said: %s.") % words.first_names(unknown)
         return Note(ODD, "done", text.replace("….", "…"), unknown[0])
     last = max(ends, key=lambda name: ends[name] or 0.0)
-    values = {"at": words.in_so_long(look.time, ends[last] or 0.0), "rule": last}
+    values = {"at": words.clock_time_after(look.time, ends[last] or 0.0), "rule": last}
     text = _("All that is due is done by %(at)s (%(rule)s last).")
     return Note(WELL, "done", text % values, last)

@@ -56,8 +56,8 @@ def look(
     each of a key of its own.
     """
     with database.one_snapshot(using):
-        now, moved, summed_until, version, signs = _moment(using)
-        book = settings.book_in_force(using, at=version).moved_by(moved)
+        now, moved, summed_until, version, signs = _read_moment(using)
+        book = settings.book_in_force(using, known_version=version).moved_by(moved)
         names = tuple(conf.current().rules if rules is None else rules)
         known = _Known.read(using, book, names, now, moved, key, signs, more)
         differences: Sequence[Difference] = ()
@@ -67,7 +67,7 @@ def look(
             now=now,
             moved=moved,
             book=book,
-            rules=[_rule(known, name) for name in names],
+            rules=[_rule_look(known, name) for name in names],
             signs=known.signs,
             workers=known.attempts.workers,
             stalls=known.attempts.stalls,
@@ -80,13 +80,13 @@ def look(
 def _with_rates(known: _Known, seen: Look, rates: Mapping[str, str]) -> Look:
     # Whether workers are slow is judged by the limits as they were.
     then = known.with_book(seen.book.with_rates(rates))
-    found = [replace(_rule(then, one.name), is_limited=one.is_limited) for one in seen.rules]
+    found = [replace(_rule_look(then, one.name), is_limited=one.is_limited) for one in seen.rules]
     return replace(seen, book=then.book, rules=found, before=seen)
 
 
-def _rule(known: _Known, name: str) -> RuleLook:
+def _rule_look(known: _Known, name: str) -> RuleLook:
     listed = known.limits[name]
-    gates = [_gate(known, name, one) for one in listed]
+    gates = [_gate_of_limit(known, name, one) for one in listed]
     on_keys = known.keys_held.get(name, _KeysHeld())
     return RuleLook(
         name=name,
@@ -112,7 +112,7 @@ def _rule(known: _Known, name: str) -> RuleLook:
     )
 
 
-def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
+def _read_moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
     """Now; how far the ledger was moved; until when ends are summed; the version; signs of life."""
     sql = (
         f"SELECT {ledger_time.reading_sql(using)}, "
@@ -129,7 +129,7 @@ def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
         for *_, name, at, kind, digest, broker in found
         if name is not None
     ]
-    judged = alive.judged(signs, from_us(reading.wall))
+    judged = alive.with_is_alive(signs, from_us(reading.wall))
     return reading.at, reading.moved, Us(until or 0), int(version), judged
 
 
@@ -168,18 +168,18 @@ class _Known:
         shown = [*names, *(n for n in group if n not in names and n in book.settings.rules)]
         found = attempts.read(using, shown, now)
         if key is not None:
-            found = replace(found, paces=_newest_paces(using, found.paces, names))
+            found = replace(found, paces=_read_newest_paces(using, found.paces, names))
         waits, incoming = waiting.read(using, shown, now, moved)
         for name, count in more.items():
             waits[name].ready += count
         backlog = {name: one.calls for name, one in waits.items()}
         listed, binding = limits.read(using, book, shown, now, backlog, key=key)
         known = cls(using, book, now, moved, signs, found, waits, incoming, listed, binding)
-        held, keys_held = _holds(using, now, moved, key)
+        held, keys_held = _read_holds(using, now, moved, key)
         return replace(
             known,
-            costs=_mean_costs(known),
-            sizes=_sizes(known, more),
+            costs=_read_mean_costs(known),
+            sizes=_read_sizes(known, more),
             held=held,
             keys_held=keys_held,
             recent=sums.recent(using, shown, now // SECOND),
@@ -191,15 +191,15 @@ class _Known:
         return replace(self, book=book, limits=listed)
 
 
-def _newest_paces(
+def _read_newest_paces(
     using: str, paces: Mapping[str, Pace], names: Sequence[str]
 ) -> Mapping[str, Pace]:
     """The paces, those of the newest calls where none was answered lately. A statement a rule."""
     unknown = [name for name in names if not paces[name].latency]
-    return {**paces, **{name: attempts.newest_pace(using, name) for name in unknown}}
+    return {**paces, **{name: attempts.read_newest_pace(using, name) for name in unknown}}
 
 
-def _gate(known: _Known, name: str, one: LimitLook) -> Gate:
+def _gate_of_limit(known: _Known, name: str, one: LimitLook) -> Gate:
     budget, rule = one.budget, known.book.rules[name]
     limit, cost = budget.limit, known.costs.get((name, budget.limit.unit), 1.0)
     gate = Gate(limit, one.meter, cost=cost, charged_s=_charged_s(known, name, one))
@@ -239,19 +239,19 @@ class _KeysHeld:
     seconds: float = 0.0
 
 
-def _holds(
+def _read_holds(
     using: str, now: Us, moved: int, key: str | None
 ) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
     """The holds by rule; of those on keys a few, the last to end first, and what all come to."""
     held: dict[str, list[HoldLook]] = {}
     on_keys: dict[str, _KeysHeld] = {}
     at, values = as_parameter(using, from_us(now)), sorted({v for _, v in scopes_of(key or "")})
-    found = rows(using, _shown_holds(using, values), [at, *values])
+    found = rows(using, _shown_holds_sql(using, values), [at, *values])
     for rule, per, value, until, reason, source in found:
         instant = None if until is None else from_us(instant_us(until) + moved)
         held.setdefault(rule, []).append(HoldLook(rule, per, value, instant, reason, source))
     if pers := sorted({one.per for listed in held.values() for one in listed if one.is_on_keys}):
-        sql, params = _holds_on_keys(using, pers)
+        sql, params = _holds_on_keys_sql(using, pers)
         for rule, count, calls, until, is_endless in rows(using, sql, [*params, at]):
             ends = now if until is None else instant_us(until)
             seconds = FOREVER if is_endless else (ends - now) / SECOND
@@ -259,10 +259,8 @@ def _holds(
     return held, on_keys
 
 
-def _shown_holds(using: str, values: Sequence[str]) -> str:
-    """Those on rules and queues, and some of each `per` of keys: on these values, and the last to
-    end.
-    """
+def _shown_holds_sql(using: str, values: Sequence[str]) -> str:
+    """SQL for the holds on rules, on queues and on these values of keys, and a few others."""
     value, until = quoted(using, "value"), quoted(using, "until")
     place = (
         f"ROW_NUMBER() OVER (PARTITION BY rule, per ORDER BY "
@@ -277,11 +275,11 @@ def _shown_holds(using: str, values: Sequence[str]) -> str:
     )
 
 
-def _holds_on_keys(using: str, pers: Sequence[str]) -> tuple[str, list[Any]]:
-    """A row for each rule: how many, what they keep back, and when the last of those ends."""
+def _holds_on_keys_sql(using: str, pers: Sequence[str]) -> tuple[str, list[Any]]:
+    """SQL for a row a rule: its holds on keys, calls they keep back, the last of their ends."""
     holds = tables.name(using, "Hold")
     value, until, key = (quoted(using, name) for name in ("value", "until", "key"))
-    part = _part_sql(using)
+    part = _key_part_sql(using)
     scopes = [f"SELECT rule, 'key' AS per, {key} AS {value}, calls FROM waiting_keys"]
     scopes += [f"SELECT rule, %s, {part}, calls FROM waiting_keys" for _ in pers]
     sql = (
@@ -297,11 +295,11 @@ def _holds_on_keys(using: str, pers: Sequence[str]) -> tuple[str, list[Any]]:
         f"WHERE h.per NOT IN ('rule', 'queue') AND (h.{until} IS NULL OR h.{until} > %s) "
         "GROUP BY h.rule"
     )
-    return sql, [param for per in pers for param in (per, *_part_params(per))]
+    return sql, [param for per in pers for param in (per, *_key_part_params(per))]
 
 
-def _part_sql(using: str) -> str:
-    """The part of a key as its text has it, for the `_part_params` of its name; "" without one."""
+def _key_part_sql(using: str) -> str:
+    """SQL for a key's part as its text has it, which `_key_part_params` name; "" without one."""
     key, position = quoted(using, "key"), database.dialect(using).position
     begins = f"{position}({key}, %s)"
     rest = f"substr({key}, {begins} + %s)"
@@ -311,7 +309,7 @@ def _part_sql(using: str) -> str:
     )
 
 
-def _part_params(per: str) -> list[Any]:
+def _key_part_params(per: str) -> list[Any]:
     mark = f'{json.dumps(per, ensure_ascii=False)}:"'
     return [mark, mark, len(mark), mark, len(mark)]
 
@@ -319,7 +317,7 @@ def _part_params(per: str) -> list[Any]:
 # --- what waits
 
 
-def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
+def _read_mean_costs(known: _Known) -> dict[tuple[str, str], float]:
     """What the next calls cost, by rule and unit; empty where all limits are of calls."""
     units = {
         (name, one.budget.limit.unit)
@@ -347,10 +345,8 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
     }
 
 
-def _sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str], Sizes]:
-    """How calls are spread over the values of a `per`: so many each, for so many values. One
-    statement of few rows.
-    """
+def _read_sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str], Sizes]:
+    """How waiting calls are spread over the values of each rule's `per`s. Few rows at once."""
     wanted = {
         (name, budget.limit.per)
         for name, waits in known.waits.items()
@@ -361,13 +357,13 @@ def _sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str], Size
     selects = []
     for name, per in sorted(wanted):
         is_whole = per == "key"
-        value = quoted(known.using, "key") if is_whole else _part_sql(known.using)
+        value = quoted(known.using, "key") if is_whole else _key_part_sql(known.using)
         spread = (
             "SELECT %s, %s, calls, COUNT(*) FROM (SELECT part, COUNT(*) AS calls FROM ("
             f"SELECT {value} AS part FROM {tables.name(known.using, 'CallQueue')} "
             f"WHERE {READY}) AS parts GROUP BY part) AS spread GROUP BY calls"
         )
-        params = () if is_whole else _part_params(per)
+        params = () if is_whole else _key_part_params(per)
         selects.append((spread, (name, per, *params, name)))
     found = {(name, per): [(1, more[name])] for name, per in wanted if name in more}
     for name, per, calls, values in union_all(known.using, selects):
@@ -375,7 +371,7 @@ def _sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str], Size
     return {scope: sorted(sizes) for scope, sizes in found.items()}
 
 
-def largest_keys(
+def read_largest_keys(
     using: str, rule: str, most: int, now: Us
 ) -> tuple[list[tuple[str, int, bool]], int]:
     """The keys with most calls ready, how many, whether held; and the count of all keys."""

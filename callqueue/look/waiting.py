@@ -61,9 +61,9 @@ def read(
         else:
             one.ready, one.oldest_due = int(calls), instant_us(first)
     if later > LATER:
-        for rule, waiting in _all(using, names):
+        for rule, waiting in _count_all(using, names):
             found[rule].later = max(0, waiting - found[rule].ready)
-    return found, _incoming(created, now + moved)
+    return found, _incoming_rates(created, now + moved)
 
 
 _LATER, _READY, _CREATED = range(3)
@@ -95,7 +95,7 @@ def _counts_sql(using: str, names: Sequence[str], now: Us, moved: int) -> tuple[
     return " UNION ALL ".join(parts), [*names, as_parameter(using, from_us(since))]
 
 
-def _all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
+def _count_all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
     sql = (
         f"SELECT rule, COUNT(*) FROM {tables.name(using, 'CallQueue')} "
         f"WHERE {WAITING} AND rule IN ({placeholders(names)}) GROUP BY rule"
@@ -103,7 +103,7 @@ def _all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
     return [(rule, int(count)) for rule, count in rows(using, sql, list(names))]
 
 
-def _incoming(created: Sequence[tuple[str, int, int, int]], now: Us) -> Mapping[str, float]:
+def _incoming_rates(created: Sequence[tuple[str, int, int, int]], now: Us) -> Mapping[str, float]:
     # each of `created`: rule, how many, in which part, since when
     first, width = 0, RECENT_S * SECOND // PARTS  # the first part that was read whole
     if sum(count for _, count, _, _ in created) >= NEWEST:

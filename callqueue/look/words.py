@@ -24,7 +24,9 @@ def duration(seconds: float) -> str:
     if seconds > LONGEST:
         return _("more than a hundred years")
     locale = _locale(get_language() or "en")
-    parts = [locale.describe(unit, number, only_distance=True) for unit, number in _parts(seconds)]
+    parts = [
+        locale.describe(unit, number, only_distance=True) for unit, number in _units_of(seconds)
+    ]
     return f" {locale.and_word} ".join(parts)
 
 
@@ -38,7 +40,7 @@ def from_now(seconds: float) -> str:
     if -JUST_NOW < seconds <= 0:
         return locale.describe("now")
     sign = -1 if seconds < 0 else 1
-    parts = [(unit, sign * number) for unit, number in _parts(abs(seconds))]
+    parts = [(unit, sign * number) for unit, number in _units_of(abs(seconds))]
     return locale.describe_multi(parts) if len(parts) > 1 else locale.describe(*parts[0])
 
 
@@ -60,7 +62,7 @@ def count(number: float) -> str:
     return str(number_format(number, decimal_pos=0, force_grouping=True))
 
 
-def _parts(seconds: float) -> list[tuple[TimeFrameLiteral, int]]:
+def _units_of(seconds: float) -> list[tuple[TimeFrameLiteral, int]]:
     """As exactly as one who waits wants it: in one unit, or two where the first says little."""
     whole = round(seconds)
     if whole < 2 * MINUTE:
@@ -69,12 +71,12 @@ def _parts(seconds: float) -> list[tuple[TimeFrameLiteral, int]]:
         return [("minutes", round(whole / MINUTE))]
     if whole < 2 * DAY:
         hours, minutes = divmod(round(whole / MINUTE), 60)
-        return [("hours", hours), *_second_unit("minute", "minutes", minutes)]
+        return [("hours", hours), *_unit_unless_zero("minute", "minutes", minutes)]
     days, hours = divmod(whole // HOUR, 24)
-    return [("days", days), *_second_unit("hour", "hours", hours if days < 10 else 0)]
+    return [("days", days), *_unit_unless_zero("hour", "hours", hours if days < 10 else 0)]
 
 
-def _second_unit(
+def _unit_unless_zero(
     one: TimeFrameLiteral, many: TimeFrameLiteral, number: int
 ) -> list[tuple[TimeFrameLiteral, int]]:
     return [(one if number == 1 else many, number)] if number else []
@@ -90,7 +92,7 @@ def _locale(language: str) -> Locale:
     return get_locale("en")
 
 
-def short(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """A duration where there is little room: "850 ms", "12 s", "4 min", "3 h", "2 d"."""
     if seconds < 1:
         return f"{round(1000 * seconds)} ms"
@@ -111,7 +113,7 @@ def clock_time(at: datetime, now: datetime) -> str:
     return f"{shown} {local:%Z}"
 
 
-def in_so_long(now: datetime, seconds: float) -> str:
+def clock_time_after(now: datetime, seconds: float) -> str:
     """The clock time after so many seconds; without end, that it is far."""
     if seconds > LONGEST:
         return from_now(seconds)
@@ -126,6 +128,6 @@ def rate(number: float) -> str:
     return str(number_format(round(number, digits), decimal_pos=digits))
 
 
-def names(listed: Sequence[str], most: int = 3, between: str = ", ") -> str:
+def first_names(listed: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """ "a, b, c, …"."""
     return between.join([*listed[:most], *(["…"] if len(listed) > most else [])])

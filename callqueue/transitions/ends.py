@@ -17,7 +17,7 @@ from callqueue import callbacks, clocks, database, states, tables
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.ledger.transaction import EndingCall, calls_to_end, untimed
+from callqueue.ledger.transaction import EndingCall, lock_calls_to_end, untimed
 from callqueue.limits.rules import Rule, backoff
 from callqueue.states import FINAL, Move
 
@@ -56,17 +56,17 @@ class Job:
 
     def now(self) -> datetime:
         """The latest that ledger time can be now."""
-        return self.shown_at(clocks.monotonic())
+        return self.ledger_time_at(clocks.monotonic())
 
     def wall(self, instant: datetime) -> datetime:
         """What the database's clock showed at an instant of ledger time, as of begin."""
         return instant + timedelta(microseconds=self.clock.moved)
 
-    def shown_at(self, instant: Mono) -> datetime:
+    def ledger_time_at(self, instant: Mono) -> datetime:
         """The latest that ledger time can have been at this monotonic instant."""
         return from_us(self.clock.latest(instant))
 
-    def slot_opens(self) -> Mono | None:
+    def slot_opens_at(self) -> Mono | None:
         """The monotonic instant at which its slot has certainly opened; None without a slot."""
         send_at = self.attempt.send_at
         return None if send_at is None else self.clock.monotonic_at(to_us(send_at))
@@ -194,6 +194,7 @@ MOST = 1000  # calls that one round ends
 
 
 def defer(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
+    """Keep what these jobs' calls become, for `end_deferred`: somebody has locked their rows."""
     rows = [
         tables.BelatedEnding(
             attempt_id=job.attempt.id,
@@ -217,12 +218,12 @@ def end_deferred(using: str) -> int:
     def work() -> list[dict[str, Any]]:
         rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
         wanted = [row.call_id for row in rows]
-        free, _ = calls_to_end(using, wanted)
+        free, _ = lock_calls_to_end(using, wanted)
         there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
         settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
         kept.filter(pk__in=settled).delete()
         ended = [
-            as_by_now(_from_json(row), free[row.call_id])
+            with_later_changes(_from_json(row), free[row.call_id])
             for row in rows
             if is_ending(free.get(row.call_id), row.number)
         ]
@@ -231,7 +232,8 @@ def end_deferred(using: str) -> int:
 
     ended = untimed(using, work)
     for status in {columns["status"] for columns in ended} & set(FINAL):
-        callbacks.tell(using, [one["pk"] for one in ended if one["status"] == status], status)
+        pks = [one["pk"] for one in ended if one["status"] == status]
+        callbacks.log_and_announce(using, pks, status)
     return len(ended)
 
 
@@ -240,8 +242,8 @@ def is_ending(call: EndingCall | None, number: int) -> bool:
     return call is not None and call.status in Move.RECORD.sources and call.last_attempt == number
 
 
-def as_by_now(columns: dict[str, Any], call: EndingCall) -> dict[str, Any]:
-    """What an attempt's end makes of its call, with what other code has changed since it began."""
+def with_later_changes(columns: dict[str, Any], call: EndingCall) -> dict[str, Any]:
+    """These columns, changed by what other code has made of the call since its attempt began."""
     if call.postponed is not None:
         columns["due_at_dt"] = max(columns["due_at_dt"], call.postponed)
     columns["callback_pending"] |= bool(call.callback) and columns["status"] in FINAL

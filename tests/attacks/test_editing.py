@@ -92,7 +92,7 @@ def edits(draw: st.DrawFn) -> tuple[Any, Any]:
     """A stored request, and what somebody made of the text that shows it."""
     method = draw(st.sampled_from(["post", "post", "post", "celery_task", "send_email", "own"]))
     stored = {"method": method, "params": draw(PARAMS)}
-    edited = edit_call.shown(stored)
+    edited = edit_call.redacted_call_data(stored)
     for _ in range(draw(st.integers(1, 3))):
         edited = mangle(draw, edited)
     return stored, edited
@@ -101,7 +101,9 @@ def edits(draw: st.DrawFn) -> tuple[Any, Any]:
 def seen(call_data: Any) -> str:
     """All that a page says of a request."""
     params = call_data.get("params") if isinstance(call_data, dict) else None
-    return edit_call.as_text(edit_call.shown(call_data)) + as_curl("post", params)
+    return edit_call.as_indented_json(edit_call.redacted_call_data(call_data)) + as_curl(
+        "post", params
+    )
 
 
 def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call() -> None:
@@ -114,7 +116,7 @@ def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call() -> None:
         stored, edited = edit
         before = seen(stored)
         try:
-            laid = edit_call.read(json.dumps(edited), stored)
+            laid = edit_call.read_edited(json.dumps(edited), stored)
         except InvalidCall as error:
             assert not any(secret in str(error) for secret in HIDDEN)
             return
@@ -135,7 +137,7 @@ def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call() -> None:
 @given(PARAMS)
 def test_an_edit_that_changes_nothing_keeps_everything(params: Any) -> None:
     stored = {"method": "post", "params": params}
-    shown = edit_call.shown(stored)
+    shown = edit_call.redacted_call_data(stored)
     if REDACTED in json.dumps(stored):
         return  # a text that says [redacted] itself cannot be told from one that was
-    assert edit_call.read(edit_call.as_text(shown), stored) == stored
+    assert edit_call.read_edited(edit_call.as_indented_json(shown), stored) == stored

@@ -49,7 +49,7 @@ class Command(CallQueueCommand):
     def _check(self, using: str) -> None:
         try:
             now = ledger_time.now(using)
-            signs = alive.signs(using, now)
+            signs = alive.read_signs(using, now)
         except (DatabaseError, InterfaceError) as error:  # it says nothing of the dispenser
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")
             return
@@ -78,7 +78,7 @@ class Command(CallQueueCommand):
 
         dispenser = Dispenser(using, rules=rules, publish=publish)
         try:
-            dispenser.settle(threading.Event())
+            dispenser.wait_until_clock_settles(threading.Event())
             count = dispenser.run_once()
         finally:
             dispenser.leave()

@@ -41,8 +41,8 @@ class Command(CallQueueCommand):
             )
         conf.current().rule(rule)
         now, gates = _idle_gates(using, options)
-        passed = estimate.seconds(gates, calls, now) or 0.0
-        place = estimate.slowest(gates, calls, now)
+        passed = estimate.seconds_to_pass(gates, calls, now) or 0.0
+        place = estimate.place_of_slowest(gates, calls, now)
         binding = None if place is None else gates[place].limit.label
         seconds = round(passed + estimate.WAY_S + latency, 3) if calls else 0.0
         if options["json"]:

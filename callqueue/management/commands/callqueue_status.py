@@ -101,7 +101,7 @@ def _rule(rule: RuleLook) -> dict[str, Any]:
         "waiting": rule.waits.calls,
         "in_flight": rule.flight.count,
         "oldest_due_s": _rounded(rule.oldest_due_s),
-        "drain_s": _rounded(rule.seconds()),
+        "drain_s": _rounded(rule.seconds_until_done()),
         "rate_per_s": round(rule.pace.per_second, 3),
         "incoming_per_s": round(rule.incoming, 3),
         "hold": _hold(rule.hold) if rule.hold and rule.hold.per == "rule" else None,
@@ -118,7 +118,7 @@ def _limit(limit: LimitLook, rule: RuleLook) -> dict[str, Any]:
         "rate": limit.budget.limit.rate_text,
         "used": limit.used,
         "free": limit.free,
-        "opens_at": None if limit.opens_at is None else _iso(rule.shown(limit.opens_at)),
+        "opens_at": None if limit.opens_at is None else _iso(rule.to_wall(limit.opens_at)),
         "note": limit.note(rule.pace.latency),
     }
 
@@ -149,7 +149,7 @@ def _lines(seen: Look) -> Iterator[str]:
 
 
 def _row(rule: RuleLook) -> list[str]:
-    oldest, left = rule.oldest_due_s, rule.seconds()
+    oldest, left = rule.oldest_due_s, rule.seconds_until_done()
     drained = "no estimate" if left is None else words.from_now(left)
     return [
         rule.name,
@@ -172,12 +172,12 @@ def _used(limit: LimitLook, latency: float) -> str:
 
 def _held(rule: RuleLook) -> str:
     """The hold on the whole rule; else those on keys and queues, the longest by its name."""
-    hold = rule.hold or max(rule.holds, key=rule.ends_in, default=None)
+    hold = rule.hold or max(rule.holds, key=rule.seconds_left_of, default=None)
     if hold is None:
         return ""
     end = "resumed"
     if hold.until is not None:
-        end = f"{words.instant(hold.until)} ({words.from_now(rule.ends_in(hold))})"
+        end = f"{words.instant(hold.until)} ({words.from_now(rule.seconds_left_of(hold))})"
     until = f"until {end}: {hold.reason}"
     if hold is rule.hold:
         return until

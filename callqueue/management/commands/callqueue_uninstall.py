@@ -82,7 +82,7 @@ def _plan(using: str) -> Plan:
         there,
         database.foreign_keys_to(using, there),
         _described(using),
-        periodic.written(),
+        periodic.names_written(),
         unfinished,
     )
 

@@ -16,7 +16,7 @@ from callqueue import Rule, beat_schedule, broker, database
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.ledger import ledger_time
 from callqueue.look import doctor
-from callqueue.look.doctor import Check, Facts, examined
+from callqueue.look.doctor import Check, Facts, run_check
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from callqueue.testing import run_callqueue
@@ -56,7 +56,7 @@ def found(name: str, workers: Queues = NOBODY) -> Check:
     """What the doctor says of one thing, where these workers answered."""
     facts = Facts("default")
     facts.queues = workers
-    return examined(name, facts)
+    return run_check(name, facts)
 
 
 def assert_wrong(check: Check, detail: str, todo: str) -> None:

@@ -14,7 +14,7 @@ from django.utils import timezone
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
 from callqueue.execution import claim
 from callqueue.ledger import account, ledger_time, ready_calls, settings, tallies, tally_rows
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import Limit
 from callqueue.look import LimitLook, RuleLook, limits, look
 from callqueue.models import CallAttempt, CallQueue
@@ -46,15 +46,17 @@ def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
 ) -> None:
     rules(pay=Rule())
     send("pay")
-    assert of("pay").seconds() is None
+    assert of("pay").seconds_until_done() is None
     assert run() == 1
     send("pay")
-    assert of("pay").seconds() == pytest.approx(0, abs=1), "as many as went may go at once"
+    assert of("pay").seconds_until_done() == pytest.approx(0, abs=1), (
+        "as many as went may go at once"
+    )
     calls = [send("pay"), send("pay")]
-    assert of("pay").seconds() == pytest.approx(120, abs=1)
+    assert of("pay").seconds_until_done() == pytest.approx(120, abs=1)
     due = timezone.now() - timedelta(minutes=1)
     CallQueue.objects.filter(pk=calls[0].pk).update(due_at_dt=due, ready=True)
-    assert of("pay").seconds() == pytest.approx(180, abs=1), (
+    assert of("pay").seconds_until_done() == pytest.approx(180, abs=1), (
         "they went no faster, though they waited"
     )
 
@@ -132,10 +134,10 @@ def test_more_rules_share_a_limit_than_a_statement_joins(rules: Rules) -> None:
     assert look("default", rules=["p1"]).rule("p1").limits[0].used == 1
     assert account.glances("default", names)["p500"].open == 1
     assert ready_calls.next_wake("default", names) is None
-    (budget,) = bind(
+    (budget,) = book_of(
         {name: Rule(limits=[SlidingWindow("9/m", name="all")]) for name in names}
     ).budgets["p1"]
-    assert tally_rows.first_end("default", budget, 0) is None
+    assert tally_rows.first_end_after("default", budget, 0) is None
 
 
 def test_calls_are_spread_over_the_values_of_a_part_of_their_keys(rules: Rules) -> None:
@@ -205,7 +207,7 @@ def test_where_calls_wait_for_answers_the_drain_time_knows_how_long_those_take(
     rules(r=Rule(limits=[limit]))
     answered(10, 10.0, is_stamped=is_stamped)
     CallQueue.objects.send_many([CALL] * 100, rule="r")
-    seconds = look("default").rule("r").seconds()
+    seconds = look("default").rule("r").seconds_until_done()
     assert seconds is not None and least <= seconds <= most
 
 

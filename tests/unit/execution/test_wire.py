@@ -375,6 +375,7 @@ def test_brotli_that_cannot_be_bounded_is_not_unfolded(
     monkeypatch.setitem(wire._UNBOUNDED, "br", "cannot be bounded")
     with Peer(answering(answer_bytes(brotli.compress(b"ok"), Content_Encoding=encoding))) as peer:
         answer = call(peer.url())
+        assert peer.has_closed(1), "while somebody has the answer"
     assert (body_of(answer), answer.broken) == (b"", True)
 
 
@@ -408,6 +409,21 @@ def test_a_timeout_that_is_over_before_the_send_sends_nothing() -> None:
         call(peer.url())
         assert nothing_was_sent(call(peer.url(), timeouts=Timeouts(total=0)))
     assert len(peer.seen) == 1
+
+
+def test_a_handshake_has_what_connecting_left_of_the_total_timeout(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(socket.socket):
+        def connect(self, where: Any) -> None:
+            super().connect(where)
+            clock.ahead += 59.8
+
+    with Peer(_reads_nothing) as peer, within(4):
+        monkeypatch.setattr(socket, "socket", Slow)
+        answer = call(f"https{peer.url()[4:]}", timeouts=Timeouts(connect=30, total=60))
+    assert nothing_was_sent(answer)
+    assert "the total timeout of 60 s" in answer.error
 
 
 @pytest.mark.parametrize("how", list(BUSY))

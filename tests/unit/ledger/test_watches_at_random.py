@@ -71,9 +71,9 @@ class World:
         return Reading(Us(self.at), Mono(self.time), Mono(self.time + 0.0002), *seen)
 
     def set_back(self, using: str, reading: Reading, by: int) -> Reading:
-        self.moved += by
-        self.told.append((self.time, "set back by", by))
-        return replace(reading, at=reading.at - by, moved=self.moved)
+        self.moved += by + 1
+        self.told.append((self.time, "set back by", by + 1))
+        return replace(reading, at=Us(reading.at - by - 1), moved=self.moved)
 
     def agree(self, using: str, reading: Reading) -> Reading:
         self.agreements, self.agreed_at = self.agreements + 1, reading.at
