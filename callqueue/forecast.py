@@ -231,7 +231,7 @@ def _why_unforeseeable(
 
 
 def _reason(gates: Sequence[Gate], ahead: Ahead, binding: LimitLook | None, label: str) -> str:
-    """`label`: the limit that holds all of them longest, where that is more than a moment."""
+    """What it waits for, in words. `label`: the limit that holds all of them for some time."""
     others = max((round(g.before) + min(ahead.calls + 1, g.beside) for g in gates), default=0)
     count = ahead.calls + others
     before = (

@@ -159,7 +159,7 @@ def choose(
     gone = Counter(call.rule for call in made.releases)
     if sake is not None:
         made.drop_workers_calls()
-    made.wait |= keys.finish(made) | _wait_for_holds(account, held)
+    made.wait |= keys.finish(made) | _end_of_holds(account, held)
     for rule, one in found.items():
         made.wait |= one.wait
         if gone[rule] < len(candidates[rule]):
@@ -208,7 +208,7 @@ class _Finder:
         return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
 
     def _no_more_than_fit(self, rule: str, count: int) -> int:
-        """The count; with other units, one more than fit if all cost as much as the first."""
+        """The count; with other units, one more than fit if all cost as the first, locked here."""
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
@@ -275,6 +275,6 @@ def _queues_not_held(account: Account, held: Held, rule: str) -> list[str]:
     return [queue for queue in names if not held.blocking(rule, None, queue)]
 
 
-def _wait_for_holds(account: Account, held: Held) -> Wait:
+def _end_of_holds(account: Account, held: Held) -> Wait:
     end = held.first_end(account.rules)
     return Wait(until=to_us(end) if end else None)

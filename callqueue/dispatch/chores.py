@@ -181,6 +181,7 @@ class Chores:
                 after = ready_calls.give_missing_news(self.using, rule, after)
 
     def _promote(self) -> None:
+        """Make due calls ready; the next round is when the next one is due, at the latest."""
         now = database.clock(self.using)
         if ready_calls.promote(self.using) >= ready_calls.PROMOTED:
             self._pause = 0.0

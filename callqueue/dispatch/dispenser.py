@@ -174,7 +174,7 @@ class Dispenser:
                     self._on_notify(self._listener.wait(stop, left))
                     pause = 0.0
                 except (DatabaseError, InterfaceError) as error:
-                    self._lost_database(error, is_again=pause > 0)
+                    self._reconnect(error, is_again=pause > 0)
                     stop.wait(max(0.0, min(pause, end - time.monotonic())))
                     pause = AWAY
         finally:
@@ -321,7 +321,7 @@ class Dispenser:
         if waiting:
             glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
             for group in waiting:
-                group.notice(glances)
+                group.notice_answers(glances)
 
     def _waiting_for_answers(self) -> list[RuleGroup]:
         return [group for group in self.groups.values() if group.waits_for_answer]
@@ -362,8 +362,8 @@ class Dispenser:
     def _all_groups(self) -> list[RuleGroup]:
         return [*self.groups.values(), *self._former]
 
-    def _lost_database(self, error: Exception, *, is_again: bool = True) -> None:
-        """Begin anew with a new connection. Once may be a cut connection, or a deadlock."""
+    def _reconnect(self, error: Exception, *, is_again: bool = True) -> None:
+        """Begin anew with a new connection. Told of if it `is_again`: once may be a deadlock."""
         if is_again:
             why = f"{type(error).__name__}: {str(error).strip()[:200]}"
             self._emit_once_a_minute("database_away", error=why)
@@ -420,7 +420,7 @@ class Membership:
         self.is_outdated |= self.party.heartbeat()
 
     def follow_settings(self) -> Book | None:
-        """The book in force from now on; None where nothing has changed here or elsewhere."""
+        """Join anew where settings have changed, here or elsewhere: what is in force; else None."""
         own = self.settings()
         if own is self._own and not self.is_outdated:
             return None

@@ -38,7 +38,7 @@ class Room:
         return None if self.http >= 1 and self.handled >= 1 else self.http >= 1
 
     def has(self, count: int, *, is_http: bool) -> bool:
-        """Whether there is more than so many of a kind take."""
+        """Whether it takes one more HTTP call, or one more other, than `count` of them."""
         return count < (self.http if is_http else self.handled)
 
     def is_more_than(self, other: Room) -> bool:
@@ -202,8 +202,8 @@ class RuleGroup:
         if not self.rests:
             self.look_at = until
 
-    def notice(self, glances: Mapping[str, Glance]) -> None:
-        """Note, by rule, what may have made room: where it is news, a pass is wanted at once."""
+    def notice_answers(self, glances: Mapping[str, Glance]) -> None:
+        """Note, by rule, whether attempts were answered: if so, a pass is wanted at once."""
         seen = [glances[rule] for rule in self.rules]
         open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
         newest_end = max(one.newest_end for one in seen)

@@ -117,7 +117,7 @@ def _opening_of(account: Account, budget: Budget, queue: str) -> float:
 
 
 def room_for_similar(account: Account, call: Candidate, most: int) -> int:
-    """How many calls that cost as much as this one limits in other units let go; at most `most`."""
+    """How many calls of its cost fit in the limits of other units than calls; at most `most`."""
     for budget in account.book.budgets[call.rule]:
         cost = budget.charge_of(call.cost)
         if budget.limit.is_per_rule and budget.limit.unit != "calls" and cost:

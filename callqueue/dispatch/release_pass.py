@@ -274,7 +274,7 @@ def _served_after(rows: Mapping[str, LockedRule], releases: Sequence[Candidate])
 
 
 def _is_remembered(rows: Mapping[str, LockedRule], first: str, account: Account) -> bool:
-    """Whether the first row says all of it, and no more room than is there."""
+    """Whether the first rule's row has this memo already, and no more known room than is left."""
     passes, kept = {name: row.passes for name, row in rows.items()}, dict(rows[first].memo)
     fresh, known = account.memo.dump(passes, account.book.version), kept.get("room", {})
     if promises_more(known, fresh["room"]):
@@ -373,7 +373,7 @@ class _Locked:
 
 
 def _agreed_watch(using: str) -> ledger_time.Watch:
-    """The watch after a look and an agreement, which a transaction around it would hide."""
+    """The clock's watch, with a look and an agreement where no transaction is around this."""
     watch = ledger_time.watch(using)
     if not database.in_transaction(using):
         if watch.wants_look:
@@ -419,7 +419,7 @@ def _lock(
 
 
 def _lock_sql(using: str, group: Sequence[str]) -> str:
-    """Lock and read the rules' rows that nobody else has locked, and the clock just before."""
+    """SQL that locks and reads the rules' rows that nobody else has, and the clock just before."""
     rules, attempts = (tables.name(using, model) for model in ("RuleState", "CallAttempt"))
     is_corrected = (
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {rules}.rule)"
@@ -477,7 +477,7 @@ def _account(locked: _Locked, lead: float) -> Account:
 
 
 def _knows_enough(account: Account, locked: _Locked) -> bool:
-    """Whether known room is believed, and so little is open that no workers may be behind."""
+    """Go by known room if it is valid; whether it is, and too little open for workers to lag."""
     is_corrected = any(row.is_corrected for row in locked.rows.values())
     return (
         not is_corrected

@@ -77,7 +77,7 @@ def _open_sums_sql(
     rules: Sequence[str],
     columns: Sequence[str],
     formers: Sequence[Former],
-    samples: bool,
+    is_sample: bool,
 ) -> tuple[str, list[Any]]:
     """Open attempts, summed up over these columns and whether it is known when they were sent.
     Rows begin with the place of the former rule, from 1; 0: a rule of the group.
@@ -87,7 +87,7 @@ def _open_sums_sql(
     source = (
         f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({placeholders(rules)})"
     )
-    if samples:
+    if is_sample:
         inner = f"SELECT {names}, calls, released_at, started_at, sent_at FROM {source}"
         source = f"({inner} LIMIT {SAMPLE}) AS sample"
     sums, grouped = f"{SUMS}, {is_told}, {names}", f"GROUP BY {is_told}, {names}"
@@ -363,6 +363,7 @@ class Account:
     # --- attempts that age
 
     def _read_aged(self) -> None:
+        """Charge what ages to the budgets that are neither tallied nor of what is in flight."""
         fine = [b for b in self.budgets if not is_tallied(b.limit) and not b.limit.counts_in_flight]
         # Keys that wait are woken by what was told of, even if it has aged away by then.
         told = [

@@ -101,7 +101,7 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
 
 
 def rules_named_by_ready(using: str) -> list[str]:
-    """Whether the settings know them or not. The first 1000."""
+    """The rules of ready calls, whether the settings know them or not. The first 1000."""
     where = f"ready AND {WAITING}"
     found: list[str] = database.next_distinct(
         using, TABLE, "rule", where, [], after="", down=False, count=1000

@@ -234,7 +234,7 @@ def forget_lapsed(using: str, now: datetime) -> None:
 
 
 def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
-    """Do `change` with what is stated locked; what is stated then. Logs a new disagreement."""
+    """Change what is stated, locked meanwhile; what is stated then. Logs a new disagreement."""
 
     def once() -> tuple[Stated, Stated]:
         with database.writing(using):

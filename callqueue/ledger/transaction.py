@@ -108,7 +108,7 @@ class Pair:
 
 
 def lock_calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
-    """Lock these calls, waiting for whoever has them; their keys and these columns."""
+    """Lock these calls, waiting for whoever has them; their primary keys and these columns."""
     rows = tables.calls(using).filter(pk__in=list(pks)).order_by("pk")
     return list(database.locked(rows, wait=True).values_list("pk", *columns))
 

@@ -75,7 +75,7 @@ class Stated:
 
     @property
     def longest_window(self) -> int:
-        """The longest in which any limit that anybody stated counts what was charged to it."""
+        """The longest, in microseconds, in which any limit that anybody stated counts a charge."""
         every = [*self.opinions.values(), *(opinion for opinion, _ in self.lapsed)]
         by_place = {str(place): opinion for place, opinion in enumerate(every)}
         book = Stated(opinions=by_place, rates=self.rates).book(Book({}, {}, {}))
@@ -177,7 +177,7 @@ def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
 
 
 def _in_words(data: Mapping[str, Any]) -> str:
-    """The limit as settings write it, but for its name and what is as it always is."""
+    """The limit as settings write it, without its name and what is its default."""
     kind = KINDS.get(data["kind"])
     usual = {f.name: f.default for f in fields(kind)} if kind else {}
     main = data.get("rate", data.get("n"))

@@ -60,7 +60,7 @@ def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(
     dispenser = Dispenser(publish=lambda using, messages: bool(published.extend(messages)) or True)
     dispenser.run(seconds=0.05)
     DispenserState.objects.all().delete()  # as in a backup from before it was started
-    dispenser._lost_database(RuntimeError("the connection broke"))
+    dispenser._reconnect(RuntimeError("the connection broke"))
     call = send()
     dispenser.run(seconds=0.3)
     assert not published

@@ -52,10 +52,10 @@ def test_attempts_that_are_too_many_to_count_are_no_news() -> None:
     assert (look.open_attempts, look.untold_attempts) == (None, GLANCED - 1)
     group = RuleGroup(("r",))
     group.set_next_look(look, now=5.0)
-    group.notice({"r": Glance(GLANCED - 7, GLANCED - 1, 0)})
-    group.notice({"r": Glance(GLANCED, GLANCED - 1, 70)})
+    group.notice_answers({"r": Glance(GLANCED - 7, GLANCED - 1, 0)})
+    group.notice_answers({"r": Glance(GLANCED, GLANCED - 1, 70)})
     assert not group.is_due(now=5.0), "of ends before the first none is known"
-    group.notice({"r": Glance(GLANCED, GLANCED - 2, 70)})
+    group.notice_answers({"r": Glance(GLANCED, GLANCED - 2, 70)})
     assert (group.is_due(now=5.0), group.next_look.untold_attempts) == (True, GLANCED - 2)
 
 
@@ -125,9 +125,9 @@ def test_a_group_that_waits_is_due_once_there_is_news_of_an_attempt(news: Glance
     group, other = RuleGroup(("a", "b")), Glance(1, 0, 60)
     group.set_next_look(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
     assert group.waits_for_answer
-    group.notice({"a": Glance(2, 2, 70), "b": other})
+    group.notice_answers({"a": Glance(2, 2, 70), "b": other})
     assert not group.is_due(now=5.0)
-    group.notice({"a": news, "b": other})
+    group.notice_answers({"a": news, "b": other})
     assert group.is_due(now=5.0)
 
 
