@@ -62,6 +62,7 @@ _TASKS = ("celery_task", "django_task")
 
 
 def tells(text: str, values: Iterable[str]) -> bool:
+    """Whether the text tells one of the values, in whatever encoding."""
     detector = _detector(tuple(values))
     return detector is not None and any(map(detector.finds_in, _decodings(text)))
 

@@ -1,4 +1,4 @@
-"""The copy of a call's data in JSON's types and Secrets; checks of send's other arguments."""
+"""Copies a call's data as JSON and Secrets; checks send's other arguments, and returns them."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ def plain_copy(
 
 
 class _Copying:
+    """Copies what JSON can hold; InvalidCall with the path of what it cannot or what is too long."""
+
     def __init__(self, max_bytes: int, secret_names: Collection[str]) -> None:
         self.max_bytes, self.secret_names = max_bytes, secret_names
         # `least`: bytes of JSON, bounded, so that what shares its parts ends in time
