@@ -50,7 +50,7 @@ def plain_copy(
 
 
 class _Copying:
-    """Copies what JSON can hold; InvalidCall with the path of what it cannot or what is too long."""
+    """Copies what JSON can hold; InvalidCall with the path of what it cannot, or is too long."""
 
     def __init__(self, max_bytes: int, secret_names: Collection[str]) -> None:
         self.max_bytes, self.secret_names = max_bytes, secret_names
