@@ -96,12 +96,10 @@ def send_signal(signal: Signal, **facts: Any) -> None:
         except BaseException as error:  # SystemExit and its like, which Django lets through
             raised = error
         if isinstance(raised, BaseException):
-            emit(
-                "listener_failed", receiver=_listener_name(listener[1]), error=type(raised).__name__
-            )
+            emit("listener_failed", receiver=_name_of(listener[1]), error=type(raised).__name__)
 
 
-def _listener_name(receiver: Any) -> str:
+def _name_of(receiver: Any) -> str:
     function = receiver() if isinstance(receiver, ReferenceType) else receiver
     return str(getattr(function, "__qualname__", repr(function)))
 

@@ -115,7 +115,7 @@ def written_besides(names: Collection[str]) -> dict[str, bool]:
 
 
 def leave_to_promotion(call: CallQueue) -> None:
-    """Insert it as not ready, unless it is due now: a copy of one that was may be due later."""
+    """Mark it as not ready, unless it is due now: a copy of one that was may be due later."""
     if not hasattr(call.__dict__.get("due_at_dt"), "resolve_expression"):
         call.ready = False
 

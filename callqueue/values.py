@@ -90,7 +90,7 @@ def refuse_unknown(
             raise InvalidCall(path_of("params", name), why)
 
 
-def text_flaw(text: str) -> str:
+def storage_flaw(text: str) -> str:
     """Why a database could not store the text; "" where it could."""
     if "\0" in text:
         return "contains a NUL character, which databases cannot store"
@@ -111,7 +111,7 @@ def check_each(params: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
             checks[name](f"params.{name}", value)
 
 
-def string_flaw(value: Any, bans: Iterable[Ban]) -> str:
+def flaw_in(value: Any, bans: Iterable[Ban]) -> str:
     """Why a value cannot be a string without these; "" where it is one, or will be."""
     if isinstance(value, str):
         for pattern, why in bans:
@@ -123,7 +123,7 @@ def string_flaw(value: Any, bans: Iterable[Ban]) -> str:
 
 def text_check(*bans: Ban) -> Check:
     def check(field: str, value: Any) -> None:
-        if why := string_flaw(value, bans):
+        if why := flaw_in(value, bans):
             raise InvalidCall(field, why)
 
     return check

@@ -297,9 +297,8 @@ def index_scans(using: str) -> Iterator[None]:
 
 
 def _is_undone(connection: Any) -> bool:
-    """Whether the transaction is undone, though nothing was raised: by an error that somebody has
-    swallowed, or with its connection. Django would call it committed, and so would a server.
-    """
+    """Whether the transaction is undone, by an error that was swallowed or with its connection."""
+    # Django would say that it is committed, and so would a server.
     raw = connection.connection
     if connection.needs_rollback or connection.closed_in_transaction or raw is None:
         return True

@@ -126,6 +126,7 @@ def _wrap_run(task: Any) -> None:
 
 
 def _run_body(task: Any, current: CallsRun, run: Callable[[], Any]) -> Any:
+    """What the task returns. Retry where it asked for one, TaskExited for what is no Exception."""
     request, is_queued = task.request_stack.top, hasattr(task, "is_queued")
     if is_queued:
         request.is_eager = False

@@ -16,9 +16,9 @@ from callqueue.values import (
     Check,
     check_each,
     check_list,
+    flaw_in,
     is_secret,
     refuse_unknown,
-    string_flaw,
     text_check,
 )
 
@@ -87,11 +87,7 @@ def _check_addresses(field: str, value: Any) -> None:
 
 def _check_address(field: str, address: Any) -> None:
     is_text = isinstance(address, str) and address.strip()
-    why = (
-        string_flaw(address, (_ONE_LINE,))
-        if is_text or is_secret(address)
-        else "must be an address"
-    )
+    why = flaw_in(address, (_ONE_LINE,)) if is_text or is_secret(address) else "must be an address"
     if why:
         raise InvalidCall(field, why)
 

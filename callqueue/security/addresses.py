@@ -139,10 +139,8 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     if "*" in allowed_hosts:
         return None
     name, is_name = _canonical_host(host), literal_address(host) is None
-    places = [split_place(pattern) for pattern in allowed_hosts]
-    if any(
-        _matches_host(pattern, name, is_name) for pattern, only in places if only in (None, port)
-    ):
+    places = [split_host_port(pattern) for pattern in allowed_hosts]
+    if any(_matches(pattern, name, is_name) for pattern, only in places if only in (None, port)):
         return None
     has_ports = port is not None and any(only for _, only in places)
     shown = f"{name}, port {port}," if has_ports else name
@@ -151,12 +149,12 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
 
 def is_place_pattern(text: str) -> bool:
     """Whether it is a host pattern, perhaps with a port: "api.example.com:8443", "[::1]:8080"."""
-    host, port = split_place(text)
+    host, port = split_host_port(text)
     return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
 
 
 @lru_cache(maxsize=256)
-def split_place(text: str) -> tuple[str, int | None]:
+def split_host_port(text: str) -> tuple[str, int | None]:
     named = re.fullmatch(r"([^:]+|\[[^\]]*\]):([0-9]{1,5})", text, re.ASCII)
     return (named[1], int(named[2])) if named else (text, None)
 
@@ -201,7 +199,7 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535
 
 
-def _matches_host(pattern: str, name: str, is_name: bool) -> bool:
+def _matches(pattern: str, name: str, is_name: bool) -> bool:
     if pattern == "*":
         return True
     if pattern.startswith("*."):

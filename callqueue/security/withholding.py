@@ -62,6 +62,7 @@ _TASKS = ("celery_task", "django_task")
 
 
 def tells(text: str, values: Iterable[str]) -> bool:
+    """Whether the text tells one of the values, in whatever encoding."""
     detector = _detector(tuple(values))
     return detector is not None and any(map(detector.finds_in, _decodings(text)))
 
@@ -276,7 +277,7 @@ def _encoded_forms(piece: str) -> Iterator[tuple[int, str]]:
 
 
 def _without_payload(text: str, strings: Sequence[str]) -> str:
-    """The text without them, as they stand or as errors show them, or 24 characters of them."""
+    """The text without the strings, as they are or as errors show them, or 24 characters of one."""
     forms = sorted(
         {form for string in strings for form in _spellings(string)}, key=len, reverse=True
     )
@@ -346,6 +347,7 @@ def withholding(values: tuple[str, ...], method: str = "", params: Any = None) -
 
 
 def cleaned(text: str) -> str:
+    """The text, clean of the secrets and the payload of the call that this thread makes."""
     values, method, params = _in_hand.get()
     return clean_of_secrets(text, values, payload_strings(method, params))
 

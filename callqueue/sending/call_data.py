@@ -21,12 +21,12 @@ from callqueue.values import (
     Check,
     check_dict,
     check_each,
+    flaw_in,
     is_secret,
     kind_of,
     path_of,
     refuse_unknown,
     shown_name,
-    string_flaw,
     text_check,
 )
 
@@ -188,7 +188,7 @@ def _check_headers(field: str, headers: Any) -> None:
         elif lowered in seen:
             why = "is given twice, in different spellings"
         else:
-            why = "" if value is None else string_flaw(value, _HEADER)
+            why = "" if value is None else flaw_in(value, _HEADER)
         if why:
             raise InvalidCall(path_of(field, name), why)
         seen.add(lowered)
@@ -198,7 +198,7 @@ def _check_cookies(field: str, cookies: Any) -> None:
     for name, value in check_dict(field, cookies).items():
         if not _TOKEN.fullmatch(name):
             raise InvalidCall(field, f"{shown_name(name)} is not a cookie's name")
-        if why := string_flaw(value, _COOKIE):
+        if why := flaw_in(value, _COOKIE):
             raise InvalidCall(path_of(field, name), why)
 
 

@@ -60,6 +60,7 @@ class _Asker:
         self.values: dict[str, str] = {}
 
     def name_host(self, url: Any) -> None:
+        """Before any other secret is asked for: where the call goes, by its URL or a secret one."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
         self.host, self.port = check_url(address, _configured_reach())

@@ -208,8 +208,8 @@ def _check_key_parts(key: str, rule: Rule, name: str) -> None:
         )
 
 
-def _check_cost_fits(cost: Any, name: str, config: conf.Config) -> None:
-    for budget in config.book.budgets[name]:
+def _check_cost_fits(cost: Any, rule_name: str, config: conf.Config) -> None:
+    for budget in config.book.budgets[rule_name]:
         wanted = cost_of(cost, budget.limit.unit)
         if wanted > budget.limit.capacity:
             limit = budget.limit

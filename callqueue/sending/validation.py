@@ -1,4 +1,4 @@
-"""The copy of a call's data in JSON's types and Secrets; checks of send's other arguments."""
+"""Copies a call's data as JSON and Secrets; checks send's other arguments, and returns them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery import Task
 
 from callqueue.exceptions import InvalidCall
 from callqueue.security.secrets import Secret, mark_secrets
-from callqueue.values import TASK_NAME, kind_of, path_of, shown_name, text_flaw, trail_of
+from callqueue.values import TASK_NAME, kind_of, path_of, shown_name, storage_flaw, trail_of
 
 MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being the first
 MAX_DIGITS = 4300  # Python's own bound on reading an integer back
@@ -50,6 +50,8 @@ def plain_copy(
 
 
 class _Copying:
+    """Copies what JSON can hold; InvalidCall with the path of what it cannot, or is too long."""
+
     def __init__(self, max_bytes: int, secret_names: Collection[str]) -> None:
         self.max_bytes, self.secret_names = max_bytes, secret_names
         # `least`: bytes of JSON, bounded, so that what shares its parts ends in time
@@ -102,7 +104,7 @@ class _Copying:
         return self._checked_text(value, path)
 
     def _checked_text(self, text: str, path: Any, prefix: str = "") -> str:
-        if flaw := text_flaw(text):
+        if flaw := storage_flaw(text):
             raise InvalidCall(trail_of(path), prefix + flaw)
         return str.__str__(text)
 
@@ -207,11 +209,9 @@ def check_unique_key(unique_key: object) -> str | None:
         raise InvalidCall(
             "unique_key", "is empty: every such call would be the same; give None for no unique key"
         )
-    return (
-        None
-        if unique_key is None
-        else _checked_name("unique_key", unique_key, "must be a string, not")
-    )
+    if unique_key is None:
+        return None
+    return _checked_name("unique_key", unique_key, "must be a string, not")
 
 
 def check_callback(callback: object) -> str | None:
@@ -254,7 +254,7 @@ def _checked_name(field: str, value: object, wanted: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidCall(field, f"{wanted} {kind_of(value)}")
     is_unseen = _UNSEEN.search(value)
-    if flaw := "contains a control character or a line break" if is_unseen else text_flaw(value):
+    if flaw := "contains a control character or a line break" if is_unseen else storage_flaw(value):
         raise InvalidCall(field, flaw)
     if len(value) > MAX_TEXT:
         raise InvalidCall(field, f"is longer than {MAX_TEXT} characters")

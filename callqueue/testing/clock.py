@@ -86,6 +86,7 @@ def _set_ahead(ahead: timedelta) -> None:
 
 @contextmanager
 def _shift_now() -> Iterator[None]:
+    """Have `timezone.now`, new rows' times and permits go by the clock that is ahead."""
     from django.utils import timezone
 
     from callqueue import database, tables

@@ -21,13 +21,11 @@ class Sent(Sequence["CallQueue"]):
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
-        self._after: int = (
-            _all_calls(using).order_by("-pk").values_list("pk", flat=True).first() or 0
-        )
+        self._after: int = _calls(using).order_by("-pk").values_list("pk", flat=True).first() or 0
 
     @property
     def calls(self) -> list[CallQueue]:
-        return list(_all_calls(self._using).exclude(method=PERMIT).filter(pk__gt=self._after))
+        return list(_calls(self._using).exclude(method=PERMIT).filter(pk__gt=self._after))
 
     @property
     def last(self) -> CallQueue:
@@ -36,7 +34,7 @@ class Sent(Sequence["CallQueue"]):
     def assert_call_sent(self, *, count: int | None = None, **what: Any) -> CallQueue | None:
         """See the function `assert_call_sent`; looks at these calls only."""
         __tracebackhide__ = True
-        return _newest_match(_all_calls(self._using).filter(pk__gt=self._after), count, what)
+        return _newest_or_fail(_calls(self._using).filter(pk__gt=self._after), count, what)
 
     def assert_nothing_sent(self) -> None:
         __tracebackhide__ = True
@@ -74,10 +72,10 @@ def assert_call_sent(
     (`method="permit"`) the param is the `label`.
     """
     __tracebackhide__ = True
-    return _newest_match(_all_calls(using), count, what)
+    return _newest_or_fail(_calls(using), count, what)
 
 
-def _newest_match(
+def _newest_or_fail(
     rows: CallQueueQuerySet, count: int | None, wanted: Mapping[str, Any]
 ) -> CallQueue | None:
     __tracebackhide__ = True
@@ -121,7 +119,7 @@ def _is_as_wanted(name: str, wanted: Any, value: Any) -> bool:
     return bool((list(wanted) if isinstance(wanted, tuple) else wanted) == value)
 
 
-def _all_calls(using: str | None) -> CallQueueQuerySet:
+def _calls(using: str | None) -> CallQueueQuerySet:
     from callqueue.models import CallQueue
 
     return CallQueue.objects.using(using or CallQueue.objects.db_for_write).order_by("pk")
