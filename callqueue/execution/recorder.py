@@ -148,7 +148,7 @@ def interruption(raised: BaseException | None) -> BaseException | None:
 
 
 def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
-    """Columns that mark, for the next pass, what costs otherwise than charged, or ended long ago."""
+    """Columns that mark, for the next pass, what costs otherwise than charged or ended long ago."""
     if charged == cost and outcome != states.VOIDED and not is_late:
         return {}
     return {"charged": charged, "correction_pending": True}
