@@ -149,11 +149,11 @@ def confirms_messages() -> bool:
     from celery import current_app
 
     options = current_app.conf.broker_transport_options or {}
-    is_amqp = transport(current_app) in ("amqp", "pyamqp", "amqps")
+    is_amqp = transport_name(current_app) in ("amqp", "pyamqp", "amqps")
     return bool(current_app.conf.task_always_eager or not is_amqp or options.get("confirm_publish"))
 
 
-def transport(app: Any) -> str:
+def transport_name(app: Any) -> str:
     try:
         named = str(app.connection_for_write().transport_cls)
     except ImportError:  # of its package

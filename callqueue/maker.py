@@ -52,6 +52,7 @@ class Maker:
         return Taker(claim.new_worker_name(), claim.READS, partial(take_off, self.using))
 
     def leave(self) -> None:
+        """Take no more, and wait for what is in flight, and for messages that are being sent."""
         process.tell_to_go()
         try:
             process.land()

@@ -150,6 +150,7 @@ class Releaser:
         return self._is_over() or not self.seat.is_own()
 
     def _run(self) -> None:
+        """Release while it has the seat; try to have it, until this process ends."""
         with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
             ledger_time.watch(self.using).settles_in()
             if self.seat.was_never_taken:

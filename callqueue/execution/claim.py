@@ -82,9 +82,7 @@ def begin(
 def _begin_once(
     using: str, attempt_ids: Sequence[int], worker: str, lease: float | None, doubt_ends: float
 ) -> list[Job]:
-    """`begin`, tried once: gives back what it leaves out. OperationalError where that may be an
-    earlier try's, until `doubt_ends` (monotonic).
-    """
+    """One try; gives back what it leaves out. OperationalError where that is in doubt as yet."""
     before = clocks.monotonic()
     found = _read_attempts(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
@@ -131,9 +129,7 @@ def _mark_those_of_newer_settings(using: str, jobs: Sequence[Job]) -> None:
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> int:
-    """Void what is still to be begun of these: the calls wait for a release again. The count of
-    those that somebody has locked (a cancel that has not committed yet): they stay.
-    """
+    """Void what is still to be begun of these; the count of what stays, since it is locked."""
     unbegun = tables.attempts(using).unbegun().filter(pk__in=list(attempt_ids))
     left = unbegun.values_list("pk", flat=True)
     if not (seen := list(left)):
@@ -277,9 +273,7 @@ def _why_unfit(job: Job) -> str | None:
 
 
 def import_error_of_hooks(job: Job) -> str | None:
-    """Why a job that is fit else cannot be made: a hook of its rule cannot be imported. Not to be
-    asked in a transaction: a module may do anything when it is imported.
-    """
+    """None where they can be imported. Not for a transaction: a module may do anything then."""
     for name in ("classify", "settle"):
         path = getattr(job.rule, name)
         try:

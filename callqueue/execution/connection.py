@@ -265,6 +265,7 @@ class Connection(HTTPConnection):
             raise Failed(f"no {tls}connection to {self._place}: {reason_of(error)}") from None
 
     def _new_conn(self) -> socket.socket:
+        """A socket to the first of the host's addresses that takes it. Refused as by those."""
         trip, error = self.trip, OSError("the name has no addresses")
         bound = trip.timeouts.connect
         for family, where in allowed_addresses(self._dns_host, self.port, trip):
@@ -467,6 +468,7 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
+        """As io's; the gate is told when these bytes came."""
         gate = self._trip.gate
         gate.answered_at = None  # where nothing more comes, what came before was not the answer
         _set_timeout(self._sock, self._trip.left(self._trip.timeouts.read))
@@ -482,14 +484,14 @@ class _Reader(io.RawIOBase):
 
 
 class _Head(HTTPResponse):
-    """Every interim answer (100, 102, 103) is passed over. Flooded after MOST_INTERIM of them."""
+    """An answer. Interim ones (100, 102, 103) are passed over; Flooded after MOST_INTERIM."""
 
     connection: Connection
     trip: Trip
     _interim = 0
 
     def begin(self) -> None:
-        """As http.client's, whose parser of emails takes longest of all that a request takes."""
+        """Read the head as http.client's does, but seldom by its parser of emails: that is slow."""
         version, self.status, reason = self._read_status()
         if not version.startswith("HTTP/1.") and version != "HTTP/0.9":
             raise UnknownProtocol(version)

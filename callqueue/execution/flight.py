@@ -236,9 +236,7 @@ class Flight:
             self._launch(news)
 
     def _take_ended(self) -> list[Result]:
-        """What has ended, once it is time to hand it over. Where jobs are pending and none has
-        ended of late, another thread joins.
-        """
+        """What has ended, once it is time to record it. Where all stalls, another thread joins."""
         crew, now = self.crew, time.monotonic()
         if len(crew.ended) > self.seen:
             self.first = self.first if self.seen else now
@@ -374,9 +372,7 @@ class Crew:
                 break
 
     def wake_or_start(self) -> bool:
-        """Have one more thread work, one that rests or a new one; False where the system gives this
-        process no more. One that is done may be followed by another.
-        """
+        """Have one more thread work, that rests or is new; False where the system gives no more."""
         with suppress(KeyError):
             self.resting.popitem()[0].put(None)
             return True

@@ -107,6 +107,7 @@ def _cut_note(answer: Answer) -> str:
 
 
 def _result_by_classify(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
+    """By the default verdict, where the rule has no `classify`, it fails or gives no outcome."""
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
@@ -246,7 +247,7 @@ def retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -
     wait = _parse_number(value)
     if wait is None and (date := _parse_date(value)) is not None:
         wait = (date - _their_clock(plain, now)).total_seconds()
-    return Advice(note="its Retry-After is unusable") if wait is None else _clamped(wait, max_hold)
+    return Advice(note="its Retry-After is unusable") if wait is None else _clamp(wait, max_hold)
 
 
 def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
@@ -265,7 +266,7 @@ def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: f
         elif "reset" in name and (wait := _reset_in_s(value, _their_clock(plain, now))) is not None:
             resets[name.replace("reset", "")] = wait
     waits = [wait for name, wait in resets.items() if not is_used_up or is_used_up.get(name)]
-    return _clamped(max(waits), max_hold) if waits else Advice()
+    return _clamp(max(waits), max_hold) if waits else Advice()
 
 
 def _normalised(headers: Mapping[str, str]) -> dict[str, str]:
@@ -293,7 +294,7 @@ def _hold_by_headers(
     return HoldUntil(None, why)
 
 
-def _clamped(seconds: float, max_hold: float) -> Advice:
+def _clamp(seconds: float, max_hold: float) -> Advice:
     if seconds <= max_hold:
         return Advice(max(0.0, seconds))
     return Advice(float(max_hold), note=f"clamped; it named {seconds:.12g} s")

@@ -58,9 +58,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
 
 
 def record_once(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:
-    """In one transaction, write the ends of those still this worker's, and announce them; the
-    count. `lazily`: the commit waits for no disk.
-    """
+    """Write and announce those still this worker's; the count. `lazily`: it waits for no disk."""
 
     def work(locked: Locked) -> Sequence[Result]:
         rows = [_columns_of_attempt(result, locked.reading) for result in results]
@@ -150,9 +148,7 @@ def interruption(raised: BaseException | None) -> BaseException | None:
 
 
 def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
-    """The columns that mark, for the next pass, an attempt that costs something else than it was
-    charged, or ended long ago. Empty for others.
-    """
+    """Columns that mark, for the next pass, what costs otherwise than charged or ended long ago."""
     if charged == cost and outcome != states.VOIDED and not is_late:
         return {}
     return {"charged": charged, "correction_pending": True}

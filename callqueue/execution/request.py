@@ -67,9 +67,7 @@ class SlotGate(wire.Gate):
         self._job, self.ends = job, job.lease_ends
 
     def wait(self) -> None:
-        """Sleep until it is surely begun and its slot opens by the database's clock; errs late.
-        Raises Dropped where too little of its lease is left then.
-        """
+        """Sleep until it is surely begun and its slot open. Dropped where little lease is left."""
         if self._job.clearance is not None and not self._job.clearance.wait():
             raise wire.Dropped("what has begun it was undone before the first byte was sent")
         self._sleep_until_slot()
@@ -110,12 +108,12 @@ def make(job: Job) -> Result:
         why = str(error) if is_own else texts.worded(error)
         return scrubbed(judging.result_of_failure(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
-        return scrubbed(_make_disclosed(job, params), ())
+        return scrubbed(_make_with_secrets(job, params), ())
     with withholding(values, call.method, job.params):
-        return scrubbed(_make_disclosed(job, params), values)
+        return scrubbed(_make_with_secrets(job, params), values)
 
 
-def _make_disclosed(job: Job, params: Mapping[str, Any]) -> Result:
+def _make_with_secrets(job: Job, params: Mapping[str, Any]) -> Result:
     job.gate = gate = SlotGate(job)
     try:
         if job.call.method in HTTP_METHODS:

@@ -163,7 +163,7 @@ def _delete_if_free(using: str, ids: list[int], status: int, cut: datetime) -> t
     ]
     if not gone:  # all of them locked, or not what they were
         return 0, 0
-    spent = tables.attempts(using).filter(_is_spent(using), call_id__in=gone)
+    spent = tables.attempts(using).filter(_spent_condition(using), call_id__in=gone)
     attempts = list(spent.values_list("pk", flat=True))
     count = database.delete_each(tables.CallAttempt, using, attempts)
     return database.delete_each(tables.CallQueue, using, gone), count
@@ -175,7 +175,7 @@ def _spent_orphans(using: str, size: int) -> Iterator[list[int]]:
     next few of all, it would join the tables anew each time.
     """
     calls = tables.calls(using).filter(pk=OuterRef("call_id"))
-    spent = tables.attempts(using).filter(_is_spent(using), ~Exists(calls))
+    spent = tables.attempts(using).filter(_spent_condition(using), ~Exists(calls))
     keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
     while last < newest:
@@ -201,7 +201,7 @@ def _delete_turns(using: str, after: int) -> list[int]:
     return spent
 
 
-def _is_spent(using: str) -> Q:
+def _spent_condition(using: str) -> Q:
     """The condition of attempts that no limit counts any more: of their rule, else of any."""
     now, book = _credited_time(using), settings.book_in_force(using)
     rules_of: dict[int, list[str]] = {}

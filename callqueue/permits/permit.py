@@ -70,7 +70,7 @@ class permit:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> Any:
-        """End the one that this thread and task entered last, if any; it."""
+        """End and return the permit that this thread and task entered last, else anybody's."""
         who = _thread_and_task()  # frameworks leave a block in another thread than they entered it
         own = [one for one in self._entered if one[0] == who] or self._entered
         if not own:
@@ -174,6 +174,7 @@ def begin(asked: Wanted) -> Permit:
 
 
 async def abegin(asked: Wanted) -> AsyncPermit:
+    """As `begin`, while a coroutine waits."""
     for _ in range(TRIES):
         waiter, stepping = Waiter(asked), None
         try:

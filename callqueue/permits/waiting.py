@@ -192,6 +192,7 @@ class Waiter:
     # --- its own passes
 
     def _charge_by_pass(self) -> Job | None:
+        """Make a pass, or look at what another's has done; the job, if it is charged and begun."""
         done = self._make_pass()
         if done is None:
             return self._look_at_row()
@@ -395,9 +396,7 @@ class Waiter:
         return rows.values_list("pk", flat=True).first()
 
     def _read_row(self, pk: int, due_at: datetime, now: datetime) -> RowSeen | None:
-        """None where it is gone. One statement. Where keys have limits of their own, only those of
-        its key go before it.
-        """
+        """Its state, and how many go before it; None where it is gone. One statement."""
         using, priority = self.using, self.priority
         calls, attempts = (tables.name(using, model) for model in ("CallQueue", "CallAttempt"))
         at, shown = (database.as_parameter(using, one) for one in (due_at, now))

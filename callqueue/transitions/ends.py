@@ -121,7 +121,7 @@ def is_key_stale(job: Job, at: datetime) -> bool:
 
 def after_success(job: Job, value: object = None, note: str = "") -> Result:
     """The call is done. `value`: what a handler returned; `note`: what was odd about the answer."""
-    return _result(job, states.SUCCEEDED, states.DONE, "", error=note, value=value)
+    return _make_result(job, states.SUCCEEDED, states.DONE, "", error=note, value=value)
 
 
 def after_failure(job: Job, why: str, now: datetime, after: float | None = None) -> Result:
@@ -135,14 +135,14 @@ def after_failure(job: Job, why: str, now: datetime, after: float | None = None)
     due_at = now + timedelta(seconds=max(0.0, seconds))
     if is_key_stale(job, due_at):
         return after_giving_up(job, f"{why}; {STALE}", states.ERRORED, error=why)
-    return _result(job, states.ERRORED, states.ERROR, why, failed_count=failed, due_at=due_at)
+    return _make_result(job, states.ERRORED, states.ERROR, why, failed_count=failed, due_at=due_at)
 
 
 def after_throttle(job: Job, why: str, now: datetime, until: datetime) -> Result:
     """Goes again when the hold ends; no attempt is used up until `max_rate_limited` times."""
     throttled = job.call.throttled_count + 1
     if throttled < job.sound_rule.retry.max_rate_limited:
-        result = _result(job, states.THROTTLED, states.ERROR, why, due_at=until)
+        result = _make_result(job, states.THROTTLED, states.ERROR, why, due_at=until)
     else:
         seconds = max(0.0, (until - now) / timedelta(seconds=1))
         result = after_failure(job, f"{why} (throttled {throttled} times)", now, seconds)
@@ -159,7 +159,7 @@ def after_loss(job: Job, why: str, now: datetime) -> Result:
     if on_lost == "retry" or (on_lost == "auto" and method in IDEMPOTENT):
         return after_failure(job, why, now)
     failed = job.call.failed_count + 1
-    return _result(job, states.LOST, states.UNKNOWN, why, failed_count=failed)
+    return _make_result(job, states.LOST, states.UNKNOWN, why, failed_count=failed)
 
 
 def after_giving_up(
@@ -167,22 +167,22 @@ def after_giving_up(
 ) -> Result:
     """No retry can help. `outcome`: how the attempt ended; voided, it is not charged."""
     failed = job.call.failed_count + 1
-    return _result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
+    return _make_result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
 
 
 def after_void(job: Job, why: str, due_at: datetime | None = None) -> Result:
     """The attempt never reached the wire: the call waits as it did before, or until `due_at`."""
     call = job.call
     status = states.ERROR if call.failed_count or call.throttled_count else states.NEW
-    return _result(job, states.VOIDED, status, "", error=why, due_at=due_at or call.due_at_dt)
+    return _make_result(job, states.VOIDED, status, "", error=why, due_at=due_at or call.due_at_dt)
 
 
 def after_expiry(job: Job) -> Result:
     why = "its expires_at had passed before it could be sent"
-    return _result(job, states.VOIDED, states.EXPIRED, why, error="expired")
+    return _make_result(job, states.VOIDED, states.EXPIRED, why, error="expired")
 
 
-def _result(
+def _make_result(
     job: Job, outcome: str, status: int, why: str, *, error: str | None = None, **changed: Any
 ) -> Result:
     counts = {name: getattr(job.call, name) for name in ("failed_count", "throttled_count")}
