@@ -87,7 +87,7 @@ def packed(content: bytes, charset: str | None, *, is_cut: bool) -> tuple[str, s
     """The bytes as text, and its form. Where they are cut, a character that is not whole is left
     off. As in `texts.decoded`, a claim of Latin-1 is the last that is tried.
     """
-    claimed = texts.charset(charset)
+    claimed = texts.codec_of(charset)
     first = "utf-8" if claimed == "latin-1" else claimed
     if first == "utf-8" and content.isascii() and b"\0" not in content:  # as most are
         return content.decode("ascii"), UTF_8

@@ -15,7 +15,7 @@ from callqueue import conf, database, tables
 from callqueue.broker import confirms_messages, is_set_up
 from callqueue.limits.rules import Rule
 from callqueue.security.addresses import address_refusal
-from callqueue.texts import page
+from callqueue.texts import documentation_page
 
 Found = Iterator[CheckMessage]
 
@@ -23,7 +23,7 @@ Found = Iterator[CheckMessage]
 @register("callqueue")
 def check(**_: Any) -> list[CheckMessage]:
     wrong = conf.problems()
-    hint = f"See {page('reference/settings.md')}"
+    hint = f"See {documentation_page('reference/settings.md')}"
     found: list[CheckMessage] = [Error(why, hint=hint, id="callqueue.E001") for why in wrong]
     for looks in (_check_time_zone, _check_application, _check_isolation, _check_autocommit):
         found += looks()
@@ -85,7 +85,7 @@ def _check_time_limit(config: conf.Config) -> Found:
             f"Celery's hard time limit of {limit:g} s kills a worker in the middle of calls; "
             f"those of RULES[{name!r}] may take {needed:g} s, to be made and recorded",
             hint="Give callqueue.make_api_call a time_limit of its own in "
-            f"CELERY_TASK_ANNOTATIONS. See {page('reference/tasks.md')}",
+            f"CELERY_TASK_ANNOTATIONS. See {documentation_page('reference/tasks.md')}",
             id="callqueue.W002",
         )
 
@@ -97,7 +97,7 @@ def _check_time_zone() -> Found:
             "callqueue needs USE_TZ = True: without it, Django stores local times, and an hour a "
             "year happens twice",
             hint="Set USE_TZ = True; TIME_ZONE still says in which zone times are shown. "
-            f"See {page('reference/settings.md')}",
+            f"See {documentation_page('reference/settings.md')}",
             id="callqueue.E004",
         )
 
@@ -109,7 +109,7 @@ def _check_application() -> Found:
             "the project's Celery application is not loaded: CELERY_... settings are not read, and "
             "messages go to Celery's default broker",
             hint="Import it in the project's __init__.py: `from .celery import app as celery_app`. "
-            f"See {page('tutorial/first-calls.md')}",
+            f"See {documentation_page('tutorial/first-calls.md')}",
             id="callqueue.W003",
         )
 
@@ -159,7 +159,7 @@ def _check_isolation() -> Found:
                 f"DATABASES[{alias!r}]: under the isolation level `repeatable read`, passes count "
                 "by what they saw before they waited for each other, and may exceed a limit",
                 hint='Set OPTIONS = {"isolation_level": "read committed"}, Django\'s default. '
-                f"See {page('how-to/deploy.md')}",
+                f"See {documentation_page('how-to/deploy.md')}",
                 id="callqueue.E006",
             )
 
@@ -175,7 +175,7 @@ def _check_autocommit() -> Found:
 
 def _deployment_warnings(config: conf.Config) -> Found:
     """callqueue.W010 to W013: SQLite, open hosts, open networks, unconfirmed messages."""
-    see = f"See {page('reference/checks.md')}"
+    see = f"See {documentation_page('reference/checks.md')}"
     for alias in filter(database.is_sqlite, _databases_with_our_tables()):
         why = f"DATABASES[{alias!r}] is SQLite: each pass takes the write lock of all of it"
         yield Warning(why, hint=f"Take PostgreSQL. {see}", id="callqueue.W010")

@@ -57,7 +57,7 @@ class CallQueueCollector:
 
     def __init__(self, using: str = "default") -> None:
         self.using = using
-        _client()  # says at once what is not installed
+        _prometheus_client()  # says at once what is not installed
 
     def describe(self) -> Iterable[Any]:
         """Nothing: registering must not read the database."""
@@ -65,7 +65,7 @@ class CallQueueCollector:
 
     def collect(self) -> Iterator[Any]:
         try:
-            found = list(_families(self.using, look(self.using)))
+            found = list(_metric_families(self.using, look(self.using)))
         except (DatabaseError, InterfaceError):
             found = []
         yield _gauge("up", "Whether callqueue's database answers", {(): bool(found)})
@@ -75,7 +75,7 @@ class CallQueueCollector:
 def register(registry: Any = None, using: str = "default") -> CallQueueCollector:
     """Add the collector to a registry, by default the one that prometheus_client exports."""
     collector = CallQueueCollector(using)
-    (registry or _client().REGISTRY).register(collector)
+    (registry or _prometheus_client().REGISTRY).register(collector)
     return collector
 
 
@@ -83,13 +83,13 @@ def view(request: HttpRequest) -> HttpResponse:
     """A scrape's answer with callqueue's metrics alone, for a URL of yours: `path("metrics",
     callqueue.metrics.view)`. Whoever may reach the URL reads it.
     """
-    client = _client()
+    client = _prometheus_client()
     registry = client.CollectorRegistry()
     registry.register(CallQueueCollector())
     return HttpResponse(client.generate_latest(registry), content_type=client.CONTENT_TYPE_LATEST)
 
 
-def _families(using: str, seen: Look) -> Iterator[Any]:
+def _metric_families(using: str, seen: Look) -> Iterator[Any]:
     for name, (text, of_rule) in OF_RULES.items():
         yield _gauge(name, text, {(rule.name,): of_rule(rule) for rule in seen.rules}, "rule")
     limits: dict[tuple[str, ...], LimitLook] = {
@@ -101,8 +101,8 @@ def _families(using: str, seen: Look) -> Iterator[Any]:
         values = {labels: of_limit(limit) for labels, limit in limits.items()}
         yield _gauge(name, text, values, "rule", "limit", "per")
     names = [rule.name for rule in seen.rules]
-    yield from _since_ever(sums.counters(using, names) if seen.summed_until else {})
-    kept = _kept_calls(using, names)
+    yield from _counter_families(sums.read_since_ever(using, names) if seen.summed_until else {})
+    kept = _count_kept_calls(using, names)
     for name, status in KEPT.items():
         text = "Calls that ended so and wait for a decision"
         yield _gauge(name, text, {(rule,): kept.get((rule, status), 0) for rule in names}, "rule")
@@ -111,13 +111,13 @@ def _families(using: str, seen: Look) -> Iterator[Any]:
     yield _gauge("dispenser_silent_seconds", text, {(): silent})
 
 
-def _since_ever(found: Mapping[str, Sums]) -> Iterator[Any]:
-    client = _client()
+def _counter_families(by_rule: Mapping[str, Sums]) -> Iterator[Any]:
+    client = _prometheus_client()
     text = "Attempts that may have reached the provider"
     family = client.core.CounterMetricFamily(
         "callqueue_attempts_total", text, labels=["rule", "outcome"]
     )
-    for rule, counts in found.items():
+    for rule, counts in by_rule.items():
         for outcome, value in OUTCOMES.items():
             family.add_metric([rule, outcome], value(counts))
     yield family
@@ -126,28 +126,28 @@ def _since_ever(found: Mapping[str, Sums]) -> Iterator[Any]:
     for name, (text, buckets) in TIMES.items():
         text += "; the sum takes each as the middle of its bucket"
         family = client.core.HistogramMetricFamily(f"callqueue_{name}", text, labels=["rule"])
-        for rule, counts in found.items():
+        for rule, counts in by_rule.items():
             many = buckets(counts)
             seconds = sum(count * middle for count, middle in zip(many, middles, strict=True))
             family.add_metric([rule], list(zip(bounds, accumulate(many), strict=True)), seconds)
         yield family
 
 
-def _kept_calls(using: str, names: Iterable[str]) -> dict[tuple[str, int], int]:
+def _count_kept_calls(using: str, names: Iterable[str]) -> dict[tuple[str, int], int]:
     rows = tables.calls(using).filter(rule__in=names, status__in=KEPT.values()).order_by()
     counted = rows.values_list("rule", "status").annotate(Count("pk"))
     return {(rule, status): count for rule, status, count in counted}
 
 
 def _gauge(name: str, text: str, values: Mapping[tuple[str, ...], Value], *labels: str) -> Any:
-    family = _client().core.GaugeMetricFamily(f"callqueue_{name}", text, labels=labels)
+    family = _prometheus_client().core.GaugeMetricFamily(f"callqueue_{name}", text, labels=labels)
     for label_values, value in values.items():
         if value is not None:
             family.add_metric(label_values, float(value))
     return family
 
 
-def _client() -> Any:
+def _prometheus_client() -> Any:
     try:
         import prometheus_client.core
     except ImportError:

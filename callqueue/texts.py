@@ -1,6 +1,6 @@
 """Text as every database keeps it, whoever wrote it: a provider, a hook, an error that was raised.
-Never raises, and looks up no codec by a name that a stranger chose. Also the words that suggest a
-name for one that is unknown, and where a page of the documentation is.
+Never raises, and looks up no codec by a name that a stranger chose. Also what suggests a name for
+one that is unknown, where a page of the documentation is, and this host's name.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def in_one_line(error: BaseException) -> str:
     return text[:300] or type(error).__name__
 
 
-def host() -> str:
+def host_name() -> str:
     """This host's name, as the names of dispensers begin."""
     return storable(socket.gethostname())[:100]
 
 
-def page(name: str) -> str:
+def documentation_page(name: str) -> str:
     """Where the reader finds a page of the documentation: by the package, or in the checkout."""
     package = Path(__file__).resolve().parent
     for folder in (package / "docs", package.parent / "docs"):
@@ -93,7 +93,7 @@ def page(name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def charset(label: str | None) -> str:
+def codec_of(label: str | None) -> str:
     """The codec that a charset's label names, one of a fixed list; utf-8 for any other."""
     if label is None or len(label) > LONGEST_LABEL:
         return "utf-8"
@@ -104,7 +104,7 @@ def charset(label: str | None) -> str:
 
 def decoded(raw: bytes, label: str | None) -> str:
     """A body's text in the charset that its answer claims; Latin-1, the default, as utf-8."""
-    codec = charset(label)
+    codec = codec_of(label)
     return storable(raw.decode("utf-8" if codec == "latin-1" else codec, "replace"))
 
 
@@ -113,13 +113,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
     else the names there are, 12 of them and how many more.
     """
     names = sorted(known)
-    if near := nearest(name, names):
+    if near := nearest_name(name, names):
         return f"; did you mean {near!r}?"
     more = f", and {len(names) - 12} more" if len(names) > 12 else ""
     return f"; there are {', '.join(map(repr, names[:12]))}{more}" if names else ""
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that is most like this one's first 100 characters in any case, or None."""
     folded = {one.casefold(): one for one in known}
     near = difflib.get_close_matches(name[:100].casefold(), folded, n=1, cutoff=0.5)

@@ -227,7 +227,7 @@ def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
     for sign in alive.running_dispensers(using) if fcntl is not None else ():
         host, _, rest = sign.name.partition(":")
         is_workers = sign.kind in (alive.WORKER, alive.BUSY) and sign.name != seat.name
-        is_here = is_workers and host == texts.host() and sign.at <= latest
+        is_here = is_workers and host == texts.host_name() and sign.at <= latest
         if is_here and not _is_running(int(rest.split(":")[0]), seat.worker):
             recovery.take_leave(using, sign.name)
 

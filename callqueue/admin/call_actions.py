@@ -69,7 +69,10 @@ class CallActions(OwnAdmin):
         only = request.POST.get("only", "")
         if group := request.POST.get("group"):  # what failed alike, of the list's rule
             rule = request.GET.get(RuleFilter.parameter_name, "")
-            only, back = ",".join(map(str, errors.alike_in(calls.db, rule, group))), rule_url(rule)
+            only, back = (
+                ",".join(map(str, errors.read_pks_of_group(calls.db, rule, group))),
+                rule_url(rule),
+            )
         if only or group:
             calls = calls.filter(pk__in=filter(None, map(parse_pk, only.split(","))))
         form = {
@@ -201,7 +204,7 @@ def _counts_by_rule_and_status(calls: QuerySet[CallQueue]) -> Counter[tuple[str,
 def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
     failed = calls.exclude(error_message="")
     some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
-    pairs = Counter((rule, errors.shown(why)) for rule, why in some)
+    pairs = Counter((rule, errors.message_to_show(why)) for rule, why in some)
     return [(rule, why, words.count(count)) for (rule, why), count in pairs.most_common(NAMED)]
 
 

@@ -70,7 +70,7 @@ def _ask_or_pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpRespo
     try:
         key = _parse_key(asked["key"])
         if text := check_key(key):
-            waiting = waiting.filter(control.paused_with(text))
+            waiting = waiting.filter(control.condition_of_pause(text))
         is_endless = asked["how"] == "resumed"
         length = None if is_endless else parse_duration(asked["for"]).total_seconds()
         if is_confirmed:
@@ -102,7 +102,7 @@ def _pause_in_words(asked: Mapping[str, str], until: datetime | None) -> str:
 def _ask_or_resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
     key, restored = request.POST.get("key", "").strip(), "restored" in request.POST
     if "confirm" not in request.POST:
-        count = control.would_end(calls_database(), rule, key=_parse_key(key), restored=restored)
+        count = control.count_ending(calls_database(), rule, key=_parse_key(key), restored=restored)
         asked = {"key": key, "restored": restored, "ending": count, "shown": words.count(count)}
         context = {"rule": rule, "back": rule_url(rule), **asked}
         return admin.render_page(request, "confirm_resume.html", _("Resume %s?") % rule, context)
@@ -110,7 +110,7 @@ def _ask_or_resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResp
     ended = ngettext("%d hold ended", "%d holds ended", count) % count
     said = _("Resumed key %(key)s; %(ended)s.") if key else _("Resumed; %(ended)s.")
     said = said % {"key": repr(key), "ended": ended}
-    if kept := control.kept_after_restore(calls_database(), rule):
+    if kept := control.restore_hold_ends_at(calls_database(), rule):
         still = _("It is still held after a restored backup, until %s.") % words.instant(kept)
         said += " " + still
     return said

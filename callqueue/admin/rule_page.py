@@ -170,7 +170,7 @@ def _context_of_keys(rule: RuleLook) -> dict[str, Any]:
 
 
 def _context_of_errors(rule: str, now: Any) -> dict[str, Any]:
-    found, is_partial = errors.groups(calls_database(), rule)
+    found, is_partial = errors.read_groups(calls_database(), rule)
     others = sum(len(one.pks) for one in found[errors.MOST :])
     return {
         "groups": [
@@ -178,7 +178,7 @@ def _context_of_errors(rule: str, now: Any) -> dict[str, Any]:
                 "name": one.name,
                 "status": CallQueue.Status(one.status).label,
                 "status_id": one.status,
-                "text": errors.shown(one.message) or _("(no reason)"),
+                "text": errors.message_to_show(one.message) or _("(no reason)"),
                 "count": words.count(len(one.pks)),
                 "keys": words.count(len(one.keys)),
                 "last": "" if one.last is None else words.ago(one.last, now),
@@ -203,7 +203,7 @@ def _context_of_sums(seen: Look, rule: RuleLook) -> dict[str, Any]:
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
     first = min(int(yesterday.timestamp()), now - sums.DAY_S)
-    series = sums.series(calls_database(), rule.name, first - moved, now + 1 - moved)
+    series = sums.read_quarters(calls_database(), rule.name, first - moved, now + 1 - moved)
     every = [(start + moved, one) for start, one in series]
     stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
     drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
@@ -211,9 +211,9 @@ def _context_of_sums(seen: Look, rule: RuleLook) -> dict[str, Any]:
         (_("Today"), _sum_between(every, today, here + timedelta(seconds=1))),
         (_("Yesterday"), _sum_between(every, yesterday, today)),
         (_("Last hour"), rule.recent.hour),
-        (_("Last 24 hours"), sums.together(one for _, one in stretches)),
+        (_("Last 24 hours"), sums.total(one for _, one in stretches)),
     ]
-    lately = sums.together(one for _, one in stretches[-2:])
+    lately = sums.total(one for _, one in stretches[-2:])
     return {
         "sums": [(said, _counts_in_words(one)) for said, one in shown],
         "zone": str(zone),
@@ -237,7 +237,7 @@ def _time_zone(rule: RuleLook) -> Any:
 
 def _sum_between(every: Sequence[tuple[int, Sums]], start: datetime, end: datetime) -> Sums:
     first, last = start.timestamp(), end.timestamp()
-    return sums.together(one for at, one in every if first <= at < last)
+    return sums.total(one for at, one in every if first <= at < last)
 
 
 def _counts_in_words(one: Sums) -> list[str]:
@@ -245,7 +245,7 @@ def _counts_in_words(one: Sums) -> list[str]:
 
 
 def _nearly_all_within(buckets: list[int]) -> str:
-    bound = sums.share_within(buckets, NEARLY_ALL)
+    bound = sums.bound_of_share(buckets, NEARLY_ALL)
     if bound is None:
         return ""
     longest = sums.BOUNDS[-1]

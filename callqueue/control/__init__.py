@@ -35,7 +35,7 @@ def pause(
     text = check_key(key)
     if seconds is not None and not 0 < seconds <= LONGEST.total_seconds():
         raise InvalidCall("for", "must be longer than 0 seconds, and ten years at most")
-    per, value = _only_name(text) or ("key" if text else "rule", text)
+    per, value = _only_part(text) or ("key" if text else "rule", text)
     holds.lay(
         using,
         [rule],
@@ -48,9 +48,9 @@ def pause(
     )
 
 
-def paused_with(key: str) -> Q:
+def condition_of_pause(key: str) -> Q:
     """The condition of the calls that a pause of this key holds, which is as `check_key` has it."""
-    per, value = _only_name(key) or ("key", key)
+    per, value = _only_part(key) or ("key", key)
     whole = Q(key=key)
     if per == "key" and value == key and named_parts(key):
         return whole
@@ -61,7 +61,7 @@ def paused_with(key: str) -> Q:
     return whole | named | Q(key=value) if per == "key" else whole | named
 
 
-def _only_name(key: str) -> tuple[str, str] | None:
+def _only_part(key: str) -> tuple[str, str] | None:
     """The name and value of a key that has no other; None too where no hold can be per that."""
     parts = scopes_of(key) - {("key", key)}
     is_only = len(named_parts(key)) == 1
@@ -75,14 +75,14 @@ def resume(
     of which a provider may have held one name alone. The count.
 
     The hold that keeps a provider safe after the database went back in time ends only where
-    `restored` says so: see `kept_after_restore`.
+    `restored` says so: see `restore_hold_ends_at`.
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
     return holds.lift(using, rule, text, but_sources=_kept_sources(text, restored=restored))
 
 
-def would_end(
+def count_ending(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
     """How many holds `resume` would end now."""
@@ -96,7 +96,7 @@ def _kept_sources(key: str, *, restored: bool) -> Sequence[str]:
     return () if key or restored else ("restored",)
 
 
-def kept_after_restore(using: str, rule: str) -> datetime | None:
+def restore_hold_ends_at(using: str, rule: str) -> datetime | None:
     """Until when a rule is held because the database went back in time; None where it is not."""
     kept = tables.holds(using).filter(rule=rule, source="restored", until__gt=LedgerNow())
     until = kept.values_list("until", flat=True).first()

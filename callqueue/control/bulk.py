@@ -42,20 +42,20 @@ class Pick:
     since: timedelta | None = None
 
 
-def move_in_batches(rows: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
+def move_in_batches(calls: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
     """Make a move with all of these calls that it may start from, in the order of their numbers."""
     last = 0
-    using = rows.db
+    using = calls.db
     while done := _persist(
-        using, partial(untimed, using, partial(_move_batch, rows, move, last, log))
+        using, partial(untimed, using, partial(_move_batch, calls, move, last, log))
     ):
         last = done.last
         yield done
 
 
-def _move_batch(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
-    using = rows.db
-    able = rows.filter(status__in=move.sources, pk__gt=after).order_by("pk")
+def _move_batch(calls: Any, move: Move, after: int, log: Log | None) -> Batch | None:
+    using = calls.db
+    able = calls.filter(status__in=move.sources, pk__gt=after).order_by("pk")
     before = dict(able.values_list("pk", "status")[:BATCH])
     if not before:
         return None
@@ -72,22 +72,22 @@ def requeue(
     using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None
 ) -> int:
     """Send once more those that may be; the count. DONE ones only with `again`."""
-    return _all_batches(using, pick, Move.REQUEUE_AGAIN if again else Move.REQUEUE, progress)
+    return _move_picked(using, pick, Move.REQUEUE_AGAIN if again else Move.REQUEUE, progress)
 
 
 def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
     """End the picked calls, those that no worker has begun; the count."""
-    return _all_batches(using, pick, Move.CANCEL, progress)
+    return _move_picked(using, pick, Move.CANCEL, progress)
 
 
-def count(using: str, pick: Pick) -> int:
-    return _persist(using, lambda: int(picked(using, pick).count()))
+def count_picked(using: str, pick: Pick) -> int:
+    return _persist(using, lambda: int(picked_calls(using, pick).count()))
 
 
-def statuses_of(
+def parse_statuses(
     names: Sequence[str] | None, default: Sequence[int], legal: Sequence[int]
 ) -> tuple[int, ...]:
-    """ValueError where a name is unknown, or not among the `legal` ones."""
+    """The statuses of these names. ValueError where one is unknown, or not `legal`."""
     if not names:
         return tuple(default)
     allowed = {conf.NAMES_OF_STATUS[status]: status for status in legal}
@@ -99,7 +99,7 @@ def statuses_of(
     return tuple(dict.fromkeys(allowed[name] for name in names))
 
 
-def picked(using: str, pick: Pick) -> Any:
+def picked_calls(using: str, pick: Pick) -> Any:
     rows = tables.calls(using).filter(status__in=pick.statuses)
     rows = rows.exclude(method=states.PERMIT, status__in=states.FINAL)  # nobody makes it again
     if pick.rule is not None:
@@ -108,12 +108,12 @@ def picked(using: str, pick: Pick) -> Any:
     if text := validation.check_key(pick.key):
         rows = rows.filter(key=text)
     if pick.since is not None:
-        rows = rows.filter(_within_last(using, pick.since))
+        rows = rows.filter(_condition_of_ended(using, pick.since))
     return rows
 
 
-def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) -> int:
-    rows = _persist(using, lambda: picked(using, pick))
+def _move_picked(using: str, pick: Pick, move: Move, progress: Progress | None) -> int:
+    rows = _persist(using, lambda: picked_calls(using, pick))
     total = _persist(using, lambda: int(rows.count())) if progress else None
     changed = seen = 0
     for done in move_in_batches(rows, move):
@@ -123,9 +123,9 @@ def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) 
     return changed
 
 
-def _within_last(using: str, ago: timedelta) -> Q:
+def _condition_of_ended(using: str, within: timedelta) -> Q:
     reading = ledger_time.read(using)
-    cut, since = from_us(reading.wall) - ago, from_us(reading.at) - ago
+    cut, since = from_us(reading.wall) - within, from_us(reading.at) - within
     of_call = tables.attempts(using).charged().filter(call_id=OuterRef("pk"))
     attempts = of_call.filter(finished_at__gte=since)
     ended = Q(status__in=states.FINAL, finished_at_dt__gte=cut)

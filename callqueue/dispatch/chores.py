@@ -166,7 +166,7 @@ class Chores:
     def _add_up_sums(self) -> None:
         # within somebody's transaction, such as a test's, it would see no more than that
         if not database.in_transaction(self.using):
-            sums.keep(self.using)
+            sums.bring_up_to_date(self.using)
 
     def _gather_keys(self) -> None:
         """Find the keys of which nobody gave news; forget the news that no pass takes."""

@@ -380,7 +380,7 @@ class Dispenser:
 @lru_cache
 def name_of_process(pid: int) -> str:
     """A name that no other dispenser has: containers often share hosts' names and process ids."""
-    return f"{texts.host()}:{pid}:{secrets.token_hex(2)}"
+    return f"{texts.host_name()}:{pid}:{secrets.token_hex(2)}"
 
 
 def stand_by(using: str, dispenser: Dispenser) -> None:

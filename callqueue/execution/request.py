@@ -304,7 +304,7 @@ def _without_secrets(
     text = texts.decoded(start, charset)
     is_told = tells(text, values)
     # letters of a charset that is falsely claimed would be the secret's bytes, two or four in one
-    if not text.isascii() and (not is_told or texts.charset(charset).startswith(_WIDE)):
+    if not text.isascii() and (not is_told or texts.codec_of(charset).startswith(_WIDE)):
         as_it_stands = texts.storable(start.decode("latin-1"))
         if tells(as_it_stands, values):
             text, is_told = as_it_stands, True

@@ -49,7 +49,7 @@ from callqueue.execution.connection import (
 )
 from callqueue.execution.starvation import why_starved
 from callqueue.security.addresses import Place, Unreadable, place_of, place_refusal
-from callqueue.texts import charset
+from callqueue.texts import codec_of
 
 __all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
 
@@ -307,7 +307,7 @@ def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> Non
     response.elapsed = timedelta(seconds=now() - began - trip.in_gate)  # without time in the gate
     # what a hook reads as text is looked up by no name of the server's
     if response.encoding is not None:
-        response.encoding = charset(response.encoding)
+        response.encoding = codec_of(response.encoding)
     _read_body(response, trip, answer)
     answer.response = response
 

@@ -81,7 +81,7 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
         book = replace(book, budgets={name: book.budgets[name] for name in group})
     now = from_us(reading.at)
     cut = now - since
-    result = judge(book, _attempts(using, book, to_us(cut), to_us(now)), to_us(now), cut)
+    result = judge(book, _read_attempts(using, book, to_us(cut), to_us(now)), to_us(now), cut)
     for found in result.exceeded if tell else ():
         facts = {"highest": found.highest, "allowed": found.allowed}
         events.emit("limit_exceeded", limit=found.name, rule=found.rule, **facts)
@@ -97,21 +97,23 @@ def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Aud
             of_rule.setdefault(rule, []).append(audited)
     flights = {rule for rule, listed in of_rule.items() if any(a.is_of_flights for a in listed)}
     count = 0
-    for instant, is_begin, _, seen in _in_order(attempts, flights, now, _longest_lag(book)):
+    for instant, is_begin, _, seen in _instants_in_order(
+        attempts, flights, now, _longest_lag_us(book)
+    ):
         count += not is_begin
         for audited in of_rule.get(seen.rule, ()):
             if audited.is_of_flights == is_begin:
-                audited.see(instant, seen)
+                audited.charge(instant, seen)
     listed = [(rule, budget.id) for rule, charged in book.budgets.items() for budget in charged]
     return Audit(since, [budgets[name].finding(rule) for rule, name in listed], count)
 
 
-def _longest_lag(book: Book) -> int:
+def _longest_lag_us(book: Book) -> int:
     longest = max((rule.total_timeout for rule in book.rules.values()), default=0.0)
     return round((longest + conf.current().grace) * SECOND) + SLACK
 
 
-def _in_order(
+def _instants_in_order(
     attempts: Iterable[Seen], flights: Container[str], now: Us, lag: int
 ) -> Iterator[tuple[Us, bool, int, Seen]]:
     """When each was counted, and of `flights` begun: (is it that, a number, the attempt)."""
@@ -134,17 +136,17 @@ class _Audited:
         self.is_of_flights = budget.limit.counts_in_flight
         self.uses: dict[str, WindowUse] = {}
 
-    def see(self, instant: Us, seen: Seen) -> None:
+    def charge(self, instant: Us, seen: Seen) -> None:
         cost = cost_of(seen.cost, self.limit.unit)
         if cost and self.budget.counts(seen.rule, seen.released):
             value = self.budget.value_of(seen.key, seen.queue)
             if value not in self.uses:
-                self.uses[value] = use_of(self.limit)
+                self.uses[value] = new_use(self.limit)
             end = FOREVER if seen.finished is None else seen.finished
             self.uses[value].add(instant, cost, end)
 
     def finding(self, rule: str) -> Finding:
-        limit, none = self.limit, ("", use_of(self.limit))
+        limit, none = self.limit, ("", new_use(self.limit))
         value, worst = max(self.uses.items(), key=lambda item: item[1].highest, default=none)
         return Finding(
             name=limit.label,
@@ -153,7 +155,7 @@ class _Audited:
             rate=limit.rate_text,
             allowed=limit.capacity,
             highest=worst.highest,
-            used_share=round(worst.share(), 4),
+            used_share=round(worst.average_share(), 4),
             exceeded=worst.highest > limit.capacity,
             value=value,
             counted=sum(use.counted for use in self.uses.values()),
@@ -163,7 +165,7 @@ class _Audited:
 # --- one budget, for one value of its `per`
 
 
-def use_of(limit: Limit) -> WindowUse:
+def new_use(limit: Limit) -> WindowUse:
     return BucketUse(limit) if limit.keeps_level else WindowUse(limit)
 
 
@@ -187,12 +189,12 @@ class WindowUse:
             end = instant + self.limit.window_us
         while self._ends and self._ends[0][0] <= instant:
             at, over = heapq.heappop(self._ends)
-            self._change(Us(at), -over)
+            self._change_level(Us(at), -over)
         heapq.heappush(self._ends, (end, cost))
-        self._change(instant, cost)
+        self._change_level(instant, cost)
         self.counted += cost
 
-    def _change(self, instant: Us, by: int) -> None:
+    def _change_level(self, instant: Us, by: int) -> None:
         length = 0 if self._at is None else instant - self._at
         if self._level or length <= self._pause_us:
             self._area += self._level * length
@@ -201,7 +203,7 @@ class WindowUse:
         self._level += by
         self.highest = max(self.highest, self._level)
 
-    def share(self) -> float:
+    def average_share(self) -> float:
         # Where all of it took no longer than a window, the whole window is what was used of it.
         if not self._time or (not self.limit.is_calendar and self._time < self.limit.window_us):
             return float(self.highest / self.limit.capacity)
@@ -226,7 +228,7 @@ class BucketUse(WindowUse):
         self.counted += cost
         self.highest = max(self.highest, -(-(self._cap - self._level) // period))
 
-    def share(self) -> float:
+    def average_share(self) -> float:
         taken = self.counted * self.limit.period_us
         return taken / (taken + self._spilled + max(0, self._level)) if taken else 0.0
 
@@ -234,29 +236,31 @@ class BucketUse(WindowUse):
 # --- the ledger's attempts, page by page
 
 
-def _attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
+def _read_attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
     """The attempts of all rules by the end; the open ones that a worker has begun come last."""
     cost_column = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
     rules = {rule for budget in book.all_budgets() for rule in budget.charging_rules}
-    streams = [_ended(using, cost_column, rule, cut) for rule in sorted(rules)]
+    streams = [_read_ended_of_rule(using, cost_column, rule, cut) for rule in sorted(rules)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
-    for row in _rows(using, cost_column, "finished_at IS NULL AND started_at IS NOT NULL", []):
-        yield _seen(row, now)
+    for row in _read_rows(using, cost_column, "finished_at IS NULL AND started_at IS NOT NULL", []):
+        yield _seen_from_row(row, now)
 
 
-def _ended(using: str, cost_column: str, rule: str, cut: Us) -> Iterator[Seen]:
+def _read_ended_of_rule(using: str, cost_column: str, rule: str, cut: Us) -> Iterator[Seen]:
     where = (
         "rule = %s AND outcome <> %s AND finished_at >= %s AND (finished_at > %s OR id > %s) "
         f"ORDER BY finished_at, id LIMIT {PAGE}"
     )
     finished, last = as_parameter(using, from_us(cut)), 0
-    while page := _rows(using, cost_column, where, [rule, states.VOIDED, finished, finished, last]):
+    while page := _read_rows(
+        using, cost_column, where, [rule, states.VOIDED, finished, finished, last]
+    ):
         for row in page:
-            yield _seen(row, Us(0))
+            yield _seen_from_row(row, Us(0))
         finished, last = as_parameter(using, from_us(page[-1][7])), page[-1][0]
 
 
-def _rows(using: str, cost_column: str, where: str, params: list[Any]) -> list[Any]:
+def _read_rows(using: str, cost_column: str, where: str, params: list[Any]) -> list[Any]:
     """Attempts, as `_seen` takes them."""
     columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", cost_column)]
     instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at", "released_at")
@@ -265,7 +269,7 @@ def _rows(using: str, cost_column: str, where: str, params: list[Any]) -> list[A
     return rows(using, f"SELECT {listed} FROM {table} WHERE {where}", params)
 
 
-def _seen(row: Any, now: Us) -> Seen:
+def _seen_from_row(row: Any, now: Us) -> Seen:
     _, rule, key, queue, cost, sent, began, finished, released = row
     cost = json.loads(cost) if isinstance(cost, str | bytes) else cost
     if sent is not None:

@@ -32,7 +32,7 @@ class ErrorGroup:
     last: datetime | None = None  # when the last one failed
 
 
-def groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
+def read_groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
     """What failed under a rule, the largest group first; and whether there is more."""
     found: dict[tuple[int, str], ErrorGroup] = {}
     is_partial = False
@@ -43,9 +43,9 @@ def groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
         newest = list(rows.values_list("pk", "key", "error_message", at)[: NEWEST + 1])
         is_partial |= len(newest) > NEWEST
         for pk, key, message, ended in newest[:NEWEST]:
-            text = alike(message)
+            text = text_in_common(message)
             one = found.setdefault(
-                (status, text), ErrorGroup(status, _name(status, text), message, last=ended)
+                (status, text), ErrorGroup(status, _group_name(status, text), message, last=ended)
             )
             one.pks.append(pk)
             one.keys.add(key)
@@ -53,22 +53,22 @@ def groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
     return sorted(found.values(), key=lambda one: -len(one.pks)), is_partial
 
 
-def alike_in(using: str, rule: str, name: str) -> list[int]:
+def read_pks_of_group(using: str, rule: str, name: str) -> list[int]:
     """The numbers of the calls of a group, listed or not: others may have grown since it was."""
-    found, _is_partial = groups(using, rule)
+    found, _is_partial = read_groups(using, rule)
     return next((one.pks for one in found if one.name == name), [])
 
 
-def shown(message: str) -> str:
+def message_to_show(message: str) -> str:
     """What a text says, redacted before it is cut: a part of a secret does not look like one."""
-    return alike(redact_text(message[:REDACTED]))
+    return text_in_common(redact_text(message[:REDACTED]))
 
 
-def alike(message: str) -> str:
+def text_in_common(message: str) -> str:
     """The beginning of the text, without what differs from call to call."""
     text = message[:COMPARED]
     return _OWN.sub(lambda own: "…" if any(map(str.isdecimal, own[0])) else own[0], text)
 
 
-def _name(status: int, text: str) -> str:
+def _group_name(status: int, text: str) -> str:
     return hashlib.sha256(f"{status} {text}".encode()).hexdigest()[:16]

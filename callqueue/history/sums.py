@@ -99,7 +99,7 @@ class Recent:
     hour: Sums = field(default_factory=Sums)
 
 
-def share_within(buckets: Sequence[int], share: float) -> float | None:
+def bound_of_share(buckets: Sequence[int], share: float) -> float | None:
     """The bound within which such a share of them were, in seconds; None where there were none."""
     wanted, seen = share * sum(buckets), 0
     for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
@@ -112,17 +112,17 @@ def share_within(buckets: Sequence[int], share: float) -> float | None:
 # --- adding up
 
 
-def keep(using: str) -> None:
+def bring_up_to_date(using: str) -> None:
     """Bring the sums up to now. Takes a bounded time, and goes on at the next call."""
     late = time.monotonic() + SPENT_S
-    while (add_up(using) or settle(using)) and time.monotonic() < late:
+    while (add_up(using) or recount_next_quarter(using)) and time.monotonic() < late:
         pass
 
 
 def add_up(using: str) -> bool:
     """Add what ended since the last time; whether there is more. Somebody else may be at it."""
     with database.writing(using):
-        summed = _locked(using)
+        summed = _lock_progress(using)
         if summed is None:
             return False
         reading = ledger_time.read(using)
@@ -130,20 +130,21 @@ def add_up(using: str) -> bool:
         until = min(last, summed.until + STEP_S * SECOND)
         if until <= summed.until:
             return False
-        minutes = _counted(using, summed.until, until, reading.moved)
-        _add(using, minutes | _widened(minutes, QUARTER_S) | _widened(minutes, EVER))
+        minutes = _count_ended(using, summed.until, until, reading.moved)
+        _add_to_stored(
+            using, minutes | _sum_by_width(minutes, QUARTER_S) | _sum_by_width(minutes, EVER)
+        )
         summed.until = until
         summed.save(update_fields=["until"])
     return bool(until < last)
 
 
-def settle(using: str) -> bool:
-    """Count the next quarter of an hour once more from the attempts, if it is old enough, and add
-    what was recorded late; whether there may be more. Attempts that were deleted meanwhile stay
-    counted.
+def recount_next_quarter(using: str) -> bool:
+    """Count a quarter of an hour once more, if it is old enough, and add what was recorded late;
+    whether there may be more. Attempts that were deleted meanwhile stay counted.
     """
     with database.writing(using):
-        summed = _locked(using)
+        summed = _lock_progress(using)
         if summed is None:
             return False
         reading = ledger_time.read(using)
@@ -152,24 +153,24 @@ def settle(using: str) -> bool:
         end = start + QUARTER_S
         if end > now - SETTLED_S or end * SECOND > summed.until:
             return False
-        before = _read(tables.sums(using).filter(width=QUARTER_S, start=start))
+        before = _read_by_rule(tables.sums(using).filter(width=QUARTER_S, start=start))
         bounds = Us(start * SECOND - 1), Us(end * SECOND - 1)
-        counted = _widened(_counted(using, *bounds, reading.moved), QUARTER_S)
+        counted = _sum_by_width(_count_ended(using, *bounds, reading.moved), QUARTER_S)
         late = {scope: one.beyond(before.get(scope[0], Sums())) for scope, one in counted.items()}
         late = {scope: one for scope, one in late.items() if one != Sums()}
-        _add(using, late | _widened(late, EVER))
+        _add_to_stored(using, late | _sum_by_width(late, EVER))
         summed.settled = end
         summed.save(update_fields=["settled"])
-        _forget(using, now)
+        _delete_old(using, now)
     return True
 
 
-def _forget(using: str, now: int) -> None:
+def _delete_old(using: str, now: int) -> None:
     for width, kept in ((MINUTE_S, MINUTES_KEPT_S), (QUARTER_S, QUARTERS_KEPT_S)):
         tables.sums(using).filter(width=width, start__lt=now - kept).delete()
 
 
-def _locked(using: str) -> Any:
+def _lock_progress(using: str) -> Any:
     """The row that says how far sums are; None where somebody else has it."""
     row = database.locked(tables.summed(using).all()).first()
     if row is None and not tables.summed(using).exists():
@@ -181,7 +182,7 @@ def _locked(using: str) -> Any:
     return row
 
 
-def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
+def _count_ended(using: str, since: Us, until: Us, moved: int) -> Stretches:
     """What ended in (since, until], by minutes of ledger time. One statement."""
     names = list(conf.current().rules)
     sent, ended = micros_sql(using, "a.sent_at"), micros_sql(using, "a.finished_at")
@@ -219,7 +220,7 @@ def _bucket_sql(length: str) -> str:
     return f"CASE WHEN {length} IS NULL OR {length} < 0 THEN -1 {cases} ELSE {len(BOUNDS)} END"
 
 
-def _add(using: str, found: Stretches) -> None:
+def _add_to_stored(using: str, found: Stretches) -> None:
     if not found:
         return
     rules, widths, starts = map(set, zip(*found, strict=True))
@@ -227,24 +228,24 @@ def _add(using: str, found: Stretches) -> None:
     changed, left = [], dict(found)
     for row in known:
         if one := left.pop((row.rule, row.width, row.start), None):
-            changed.append({"pk": row.pk, **_columns(_of_row(row).add(one))})
+            changed.append({"pk": row.pk, **_columns_of(_sums_of_row(row).add(one))})
     database.update_each(tables.Sum, using, changed)
     new = [
-        tables.Sum(rule=rule, width=width, start=start, **_columns(one))
+        tables.Sum(rule=rule, width=width, start=start, **_columns_of(one))
         for (rule, width, start), one in left.items()
     ]
     tables.sums(using).bulk_create(new)
 
 
-def _columns(one: Sums) -> dict[str, Any]:
+def _columns_of(one: Sums) -> dict[str, Any]:
     return {name: getattr(one, name) for name in COLUMNS}
 
 
-def _of_row(row: Any) -> Sums:
+def _sums_of_row(row: Any) -> Sums:
     return Sums(*(getattr(row, name) for name in COLUMNS))
 
 
-def _widened(found: Stretches, width: int) -> Stretches:
+def _sum_by_width(found: Stretches, width: int) -> Stretches:
     longer: Stretches = {}
     for (rule, _, start), one in found.items():
         at = start // width * width if width else 0
@@ -252,7 +253,7 @@ def _widened(found: Stretches, width: int) -> Stretches:
     return longer
 
 
-def _read(found: Any) -> dict[str, Sums]:
+def _read_by_rule(found: Any) -> dict[str, Sums]:
     by_rule: dict[str, Sums] = {}
     for rule, *counts in found.values_list("rule", *COLUMNS):
         by_rule.setdefault(rule, Sums()).add(Sums(*counts))
@@ -262,7 +263,7 @@ def _read(found: Any) -> dict[str, Sums]:
 # --- reading
 
 
-def recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
+def read_recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
     """Every rule's last quarter of an hour and hour, without buckets. `now` in seconds."""
     found = {rule: Recent() for rule in rules}
     minute = now // MINUTE_S * MINUTE_S
@@ -275,16 +276,16 @@ def recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
     for rule, *counts in rows(using, sql):
         if rule in found:
             hour, quarter = counts[: len(COUNTS)], counts[len(COUNTS) :]
-            found[rule] = Recent(_of_counts(quarter), _of_counts(hour))
+            found[rule] = Recent(_sums_of_counts(quarter), _sums_of_counts(hour))
     return found
 
 
-def _of_counts(counts: Sequence[Any]) -> Sums:
+def _sums_of_counts(counts: Sequence[Any]) -> Sums:
     sent, done, failed, throttled, lost = map(int, counts)
     return Sums(sent, done, failed, throttled, lost)
 
 
-def series(using: str, rule: str, start: int, end: int) -> list[tuple[int, Sums]]:
+def read_quarters(using: str, rule: str, start: int, end: int) -> list[tuple[int, Sums]]:
     """What a rule came to from `start` to `end`, by quarters of an hour, the oldest first."""
     first = start // QUARTER_S * QUARTER_S
     found = {at: Sums() for at in range(first, end, QUARTER_S)}
@@ -294,15 +295,15 @@ def series(using: str, rule: str, start: int, end: int) -> list[tuple[int, Sums]
     return sorted(found.items())
 
 
-def together(found: Iterable[Sums]) -> Sums:
+def total(found: Iterable[Sums]) -> Sums:
     whole = Sums()
     for one in found:
         whole.add(one)
     return whole
 
 
-def counters(using: str, rules: Sequence[str]) -> dict[str, Sums]:
+def read_since_ever(using: str, rules: Sequence[str]) -> dict[str, Sums]:
     """What each of these rules came to since its first attempt: these only grow. One statement."""
-    return {rule: Sums() for rule in rules} | _read(
+    return {rule: Sums() for rule in rules} | _read_by_rule(
         tables.sums(using).filter(rule__in=rules, width=EVER)
     )

@@ -27,7 +27,7 @@ from callqueue.limits.in_force import opinion_of
 from callqueue.look import Look, alive, look, notes
 from callqueue.look.notes import BAD
 from callqueue.maintenance import cleanup, periodic
-from callqueue.texts import in_one_line, page
+from callqueue.texts import documentation_page, in_one_line
 
 ASKED_S = 2.0  # that the workers have to answer
 BROKER_ANSWERS_S = 3.0
@@ -379,7 +379,7 @@ def _check_ledger(facts: Facts) -> str:
         raise Wrong(
             "; ".join(signs),
             "run `manage.py callqueue_pause RULE --for` one full window for every rule "
-            f"before anything goes out; see {page('how-to/upgrade.md')}",
+            f"before anything goes out; see {documentation_page('how-to/upgrade.md')}",
         )
     return "nothing in it is in the future, and it was not put back"
 

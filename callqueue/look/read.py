@@ -182,7 +182,7 @@ class _Known:
             sizes=_read_sizes(known, more),
             held=held,
             keys_held=keys_held,
-            recent=sums.recent(using, shown, now // SECOND),
+            recent=sums.read_recent(using, shown, now // SECOND),
         )
 
     def with_book(self, book: Book) -> _Known:

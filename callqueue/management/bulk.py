@@ -41,14 +41,16 @@ class BulkCommand(CallQueueCommand):
 
     def pick(self, options: dict[str, Any]) -> Pick:
         try:
-            statuses = bulk.statuses_of(options["statuses"], self.default, self.legal)
+            statuses = bulk.parse_statuses(options["statuses"], self.default, self.legal)
         except ValueError as error:
             raise wrong_use(f"--status: {error}") from None
         return Pick(statuses, options["rule"], key_of(options["key"]), duration(options["since"]))
 
     def act(self, using: str, options: dict[str, Any], pick: Pick, do: Callable[..., int]) -> None:
         if options["dry_run"]:
-            self.say(f"would {self.verb} {counted(bulk.count(using, pick))}; nothing was changed")
+            self.say(
+                f"would {self.verb} {counted(bulk.count_picked(using, pick))}; nothing was changed"
+            )
             return
         with progress(f"{self.verb}ing") as update:
             count = do(using, pick, progress=update)

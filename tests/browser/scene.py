@@ -69,7 +69,7 @@ def play() -> None:
         )  # fmt: skip
     why, until = "429 from maps.example: Retry-After 900", now + timedelta(minutes=11)
     Hold.objects.create(rule="maps", source="provider", reason=why, until=until)
-    sums.keep("default")
+    sums.bring_up_to_date("default")
     # dispensers, seen ahead, so that all is as it should be for as long as a test looks
     seen = {"started_at": now - timedelta(hours=9), "seen_at": now + timedelta(minutes=5)}
     for name in ("egress-1:71", "egress-2:64"):

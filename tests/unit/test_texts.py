@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from callqueue.texts import (
     LONGEST_LABEL,
-    charset,
+    codec_of,
     decoded,
     in_one_line,
     reason,
@@ -48,7 +48,7 @@ def test_what_is_stored_is_text_without_nul_and_as_near_as_can_be(text: str) -> 
 def test_a_body_has_a_text_whatever_charset_it_claims(label: str, raw: bytes) -> None:
     text = decoded(raw, label)
     assert text == storable(text)
-    assert codecs.lookup(charset(label)).decode(raw, "replace")
+    assert codecs.lookup(codec_of(label)).decode(raw, "replace")
 
 
 @pytest.mark.parametrize(

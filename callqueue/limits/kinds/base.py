@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.clocks import Us
-from callqueue.texts import nearest, storable
+from callqueue.texts import nearest_name, storable
 
 D = TypeVar("D")
 SECOND = 1_000_000
@@ -67,7 +67,7 @@ def with_known_fields(declared: type[D]) -> type[D]:
     def construct_known(self: D, *values: Any, **named: Any) -> None:
         for name in named:
             if name not in known:
-                near = nearest(name, known)
+                near = nearest_name(name, known)
                 advice = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
                 raise ImproperlyConfigured(
                     f"{declared.__name__}: there is no field {name!r}; {advice}"

@@ -15,7 +15,7 @@ from callqueue.ledger import ledger_time
 from callqueue.look import alive, doctor
 from callqueue.management import loop
 from callqueue.management.base import CallQueueCommand, counted, problem
-from callqueue.texts import host, in_one_line
+from callqueue.texts import host_name, in_one_line
 
 
 class Command(CallQueueCommand):
@@ -54,7 +54,7 @@ class Command(CallQueueCommand):
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")
             return
         others = (alive.WORKER, alive.BUSY, alive.BEAT)
-        here = [one for one in signs if one.name.startswith(f"{host()}:")]
+        here = [one for one in signs if one.name.startswith(f"{host_name()}:")]
         here = [one for one in here if one.kind not in others]
         if not any(one.is_alive for one in here):
             silent = alive.silence_s(here, now)

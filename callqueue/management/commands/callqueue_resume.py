@@ -31,7 +31,7 @@ class Command(CallQueueCommand):
         rule, key = options["rule"], key_of(options["key"])
         count = control.resume(using, rule, key=key, restored=options["restored"])
         scope = f"{rule}, key {options['key']}" if key else rule
-        kept = control.kept_after_restore(using, rule)
+        kept = control.restore_hold_ends_at(using, rule)
         if count or not kept:
             ended = f"resumed {scope}: {counted(count, 'hold')} ended"
             self.say(ended if count else f"{scope} was not held")

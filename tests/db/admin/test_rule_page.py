@@ -207,7 +207,7 @@ def test_no_more_groups_are_listed_than_can_be_read(rules: Rules, root: Client) 
     assert [group["count"] for group in shown.context["groups"]] == ["2"] * errors.MOST
     others = len(words) - errors.MOST
     assert f"and {others} other reasons ({2 * others - 11} calls)" in text_of(shown)
-    last = errors.groups("default", "pay")[0][-1]
+    last = errors.read_groups("default", "pay")[0][-1]
     assert "Requeue 1 call" in text_of(requeue_all(root, last.name))
     assert "None of these calls" in text_of(requeue_all(root, "of nobody"))
 
@@ -261,7 +261,7 @@ def test_what_differs_from_call_to_call_is_left_out() -> None:
         "HTTP 422 from 127.0.0.1: 0.25 s": "HTTP 422 from 127.0.0.1: … s",
         "x" * 5000: "x" * errors.COMPARED,
     }
-    assert {text: errors.alike(text) for text in alike} == alike
+    assert {text: errors.text_in_common(text) for text in alike} == alike
 
 
 def test_a_secret_is_redacted_before_its_text_is_cut(rules: Rules, root: Client) -> None:

@@ -65,7 +65,7 @@ def test_a_key_of_one_name_is_paused_whatever_other_names_it_has(name: str) -> N
     held = send("r", key={name: "T1"})
     more = send("r", key={name: "T1", "channel": "C9"})
     free = [send("r", key={name: "T2", "channel": "C9"}), send("r", key="T2"), send("r")]
-    told = CallQueue.objects.filter(control.paused_with(check_key({name: "T1"})))
+    told = CallQueue.objects.filter(control.condition_of_pause(check_key({name: "T1"})))
     assert set(told) == ({held} if name == "rule" else {held, more})
     assert run("pause", "r", "--key", f'{{"{name}": "T1"}}').code == 0
     no_limit_is_per_it = [more] if name == "rule" else []
@@ -96,7 +96,7 @@ def test_what_a_pause_is_told_to_hold_is_what_it_holds(paused: str | dict[str, s
         {"a": '"workspace":"T1"'},
     ]  # fmt: skip
     sent = {send("r", key=key) for key in keys}
-    told = set(CallQueue.objects.filter(control.paused_with(check_key(paused))))
+    told = set(CallQueue.objects.filter(control.condition_of_pause(check_key(paused))))
     control.pause("default", "r", key=paused)
     assert sent - set(release()) == told != set()
 

@@ -396,7 +396,7 @@ def test_who_comes_after_a_worker_that_was_killed_need_not_wait_for_its_silence(
     rules: Rules, seat: Seat
 ) -> None:
     rules(r=Rule())
-    digest, host = digest_of(opinion_of(conf.current().book)), texts.host()
+    digest, host = digest_of(opinion_of(conf.current().book)), texts.host_name()
     killed = subprocess.Popen(["true"])
     killed.wait()
     dead = {f"{host}:{killed.pid}:1", f"{host}:{os.getpid()}:2"}
@@ -442,7 +442,7 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     request.addfinalizer(lambda: (releaser.end(), releaser._thread.join(20)))
     time.sleep(0.5)
     assert not releaser.is_releasing
-    name = f"{texts.host()}:{killed.pid}:1"
+    name = f"{texts.host_name()}:{killed.pid}:1"
     recovery.beat("default", name, WORKER, digest=digest)
     recovery.take_leave("default", "d")
     time.sleep(0.5)

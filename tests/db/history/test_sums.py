@@ -56,7 +56,7 @@ def keep(using: str = "default") -> None:
     before = None
     while (now := list(Summed.objects.using(using).values_list("until", "settled"))) != before:
         before = now
-        sums.keep(using)
+        sums.bring_up_to_date(using)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ def of(rule: str, *widths: int) -> Sums:
 
 
 def ever(rule: str = "pay") -> Sums:
-    return sums.counters("default", [rule])[rule]
+    return sums.read_since_ever("default", [rule])[rule]
 
 
 def settled(clock: Clock) -> None:
@@ -219,7 +219,7 @@ def test_two_that_add_up_at_once_count_none_twice(several_writers: None) -> None
 
     def work() -> None:
         for _ in range(20):
-            sums.keep("default")
+            sums.bring_up_to_date("default")
 
     together(*[work] * 4)
     assert of("pay", MINUTE_S) == of("pay", QUARTER_S) == ever() == counted("pay")
@@ -227,10 +227,12 @@ def test_two_that_add_up_at_once_count_none_twice(several_writers: None) -> None
 
 
 def test_nobody_waits_for_another_that_adds_up(several_writers: None) -> None:
-    sums.keep("default")
+    sums.bring_up_to_date("default")
     with database.writing("default"):
-        assert sums._locked("default") is not None
-        assert together(lambda: sums.add_up("default") or sums.settle("default")) == [False]
+        assert sums._lock_progress("default") is not None
+        assert together(lambda: sums.add_up("default") or sums.recount_next_quarter("default")) == [
+            False
+        ]
 
 
 def test_after_a_long_silence_it_goes_on_in_steps(
@@ -243,7 +245,7 @@ def test_after_a_long_silence_it_goes_on_in_steps(
     clock.go_on(60 * HOUR_S)
     monkeypatch.setattr(sums, "SPENT_S", 0.0)  # one step, and the next one at the next call
     for steps in (1, 2):
-        sums.keep("default")
+        sums.bring_up_to_date("default")
         until = database.from_us(Summed.objects.get().until) + timedelta(seconds=sums.LATE_S)
         assert until == first + steps * step
     keep()
@@ -282,14 +284,14 @@ def test_reading_gives_what_was_added(clock: Clock) -> None:
     clock.go_on(sums.LATE_S)
     keep()
     now = clock.seconds
-    recent = sums.recent("default", ["pay", "chat"], now)
+    recent = sums.read_recent("default", ["pay", "chat"], now)
     for width, found in ((QUARTER_S, recent["pay"].quarter), (HOUR_S, recent["pay"].hour)):
         since = now // MINUTE_S * MINUTE_S - width
         assert found.sent == sum(end >= since for end in ended) > 0
     assert recent["chat"].hour == Sums()
-    to_come = sums.recent("default", ["pay"], began - 2 * HOUR_S)["pay"]
+    to_come = sums.read_recent("default", ["pay"], began - 2 * HOUR_S)["pay"]
     assert to_come.quarter == to_come.hour == Sums(), "of a clock that was set back"
-    found = sums.series("default", "pay", now - DAY_S, now + 1)
+    found = sums.read_quarters("default", "pay", now - DAY_S, now + 1)
     first = (now - DAY_S) // QUARTER_S * QUARTER_S
     assert [start for start, _ in found] == list(range(first, now + 1, QUARTER_S))
     for start, one in found:
@@ -300,9 +302,9 @@ def test_reading_gives_what_was_added(clock: Clock) -> None:
 
 def test_a_share_of_buckets_is_within_a_bound() -> None:
     buckets = sums.new_buckets()
-    assert sums.share_within(buckets, 0.5) is None
+    assert sums.bound_of_share(buckets, 0.5) is None
     buckets[bucket(0.2)], buckets[bucket(20)], buckets[-1] = 90, 8, 2
-    assert [sums.share_within(buckets, share) for share in (0.5, 0.9, 0.95, 0.99)] == [
+    assert [sums.bound_of_share(buckets, share) for share in (0.5, 0.9, 0.95, 0.99)] == [
         0.25, 0.25, 30.0, float("inf"),
     ]  # fmt: skip
 
@@ -318,4 +320,6 @@ def test_adding_up_takes_as_many_statements_for_many_rules(
         clock.go_on(10)
         with django_assert_max_num_queries(14):
             assert not sums.add_up("default")
-    assert all(one.sent == 2 for name, one in sums.counters("default", ["p0", "p39"]).items())
+    assert all(
+        one.sent == 2 for name, one in sums.read_since_ever("default", ["p0", "p39"]).items()
+    )

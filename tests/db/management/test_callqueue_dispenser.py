@@ -85,10 +85,10 @@ def test_a_health_check_knows_a_dispenser_of_this_host_from_others(
     rules(r=Rule())
     assert run("dispenser", "--alive").code == 1
     recovery.beat("default", "elsewhere:1:ab", "steady")
-    recovery.beat("default", f"{texts.host()}:1:ab", "beat")
-    recovery.beat("default", f"{texts.host()}:1:ef", "worker", digest="ab")
+    recovery.beat("default", f"{texts.host_name()}:1:ab", "beat")
+    recovery.beat("default", f"{texts.host_name()}:1:ef", "worker", digest="ab")
     assert run("dispenser", "--alive").code == 1, "it would not be started again if it hung"
-    recovery.beat("default", f"{texts.host()}:2:cd", "steady")
+    recovery.beat("default", f"{texts.host_name()}:2:cd", "steady")
     DispenserState.objects.update(digest="ab")
     assert run("dispenser", "--alive").code == 0
     DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))

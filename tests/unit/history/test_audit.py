@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from callqueue.history.audit import Finding, Seen, judge, use_of
+from callqueue.history.audit import Finding, Seen, judge, new_use
 from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import (
     SECOND,
@@ -37,7 +37,7 @@ def drawn(number: int = 60) -> Iterator[list[tuple[int, int]]]:
 
 
 def tally(limit: Limit, counted: Any) -> Any:
-    tallied = use_of(limit)
+    tallied = new_use(limit)
     for instant, cost in counted:
         tallied.add(instant, cost)
     return tallied
@@ -91,7 +91,7 @@ def test_a_limit_is_used_to_its_share_of_the_time_in_which_it_was(
 ) -> None:
     tallied = tally(limit, counted)
     assert tallied.highest == highest
-    assert tallied.share() == pytest.approx(share, abs=0.01)
+    assert tallied.average_share() == pytest.approx(share, abs=0.01)
 
 
 def test_the_worst_key_is_named() -> None:

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from callqueue import Rule
-from callqueue.history.audit import use_of
+from callqueue.history.audit import new_use
 from callqueue.ledger.memo import Memo, forget_other_levels, kept_level, usage_since_kept_level
 from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import (
@@ -368,7 +368,7 @@ def test_a_new_kind_is_kept_at_the_provider() -> None:
         limit = Spaced(dice.choice(RATES), strict=dice.random() < 0.5)
         wires = sorted(one.wire for one in play(limit, game, dice.choice(LEADS)))
         assert all((then - before) * limit.n > limit.period_us for before, then in pairwise(wires))
-        tally = use_of(limit)
+        tally = new_use(limit)
         for wire in wires:
             tally.add(wire, 1)
         assert tally.highest == 1
