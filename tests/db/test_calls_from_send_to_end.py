@@ -141,7 +141,7 @@ def test_a_handler_makes_calls_of_its_own_kind(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule(retry=QUICK))
-    monkeypatch.setattr(request.SlotGate, "_sleep", lambda gate: time.sleep(0.2))
+    monkeypatch.setattr(request.SlotGate, "_sleep_until_slot", lambda gate: time.sleep(0.2))
     seen: list[Any] = []
     left: list[float] = []
 
