@@ -46,6 +46,7 @@ def result_of_answer(job: Job, answer: Answer) -> Result:
 
 
 def result_of_value(job: Job, value: object) -> Result:
+    """Of what a handler returned: an outcome, or anything else, with which it succeeded."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     verdict = value if isinstance(value, outcome.OUTCOMES) else Succeeded(value)
     return _result_of_verdict(job, verdict, job.wall(ended_at)).stamp(ended_at, ended_mono)

@@ -56,7 +56,7 @@ def expected_wait(rule: str) -> float:
 
 
 def expected_latency(rule: str) -> float:
-    """Seconds until an answer is there, likewise; read it may be later, as this process is busy."""
+    """Seconds until an answer is there, by the last one; a busy process may read it later."""
     return _waits.get(rule, (SLOW, SLOW))[0]
 
 

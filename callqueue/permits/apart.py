@@ -52,7 +52,7 @@ def apart(using: str, work: Callable[[], T]) -> T:
 
 
 def write_apart(using: str, work: Callable[[], Any]) -> None:
-    """Likewise, but wait for PATIENCE at most: what waits for the caller's locks is done later."""
+    """As `apart`, but wait for PATIENCE at most: what waits for the caller's locks is done then."""
     if not is_in_callers_transaction(using) or database.is_sqlite(using):
         work()
         return
