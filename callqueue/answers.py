@@ -61,6 +61,7 @@ class Answer:
 
 
 def answer_of(attempt: Any, unreadable: Mapping[str, str]) -> Answer | None:
+    """From its columns; None where it has none. `unreadable`: what could not be decrypted is."""
     if attempt.response_size is None:
         return None
     text, form = attempt.response_body, attempt.response_form
@@ -91,7 +92,7 @@ def packed(content: bytes, charset: str | None, *, is_cut: bool) -> tuple[str, s
     if first == "utf-8" and content.isascii() and b"\0" not in content:  # as most are
         return content.decode("ascii"), UTF_8
     for codec in dict.fromkeys((first, claimed, "utf-8")):
-        text = _text(content, codec, is_cut)
+        text = _exact_text(content, codec, is_cut)
         if text is not None:
             return text, UTF_8 if codec == "utf-8" else codec
     return b64encode(content).decode("ascii"), BASE64
@@ -105,7 +106,7 @@ def unpacked(text: str, form: str) -> bytes:
     return b"" if form == WITHHELD else text.encode(codec, "replace")
 
 
-def _text(content: bytes, codec: str, is_cut: bool) -> str | None:
+def _exact_text(content: bytes, codec: str, is_cut: bool) -> str | None:
     """The text that every database keeps, and that gives these bytes back; None: there is none."""
     try:
         text = codecs.getincrementaldecoder(codec)("strict").decode(content, final=not is_cut)

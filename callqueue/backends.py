@@ -62,15 +62,15 @@ class CallQueueBackend(BaseTaskBackend):
         }  # fmt: skip
         call = self._calls.send(
             {"method": METHOD, "params": params},
-            rule=self._rule(task.queue_name),
-            key=self._option("key", task, args, kwargs) or "",
-            cost=self._option("cost", task, args, kwargs),
+            rule=self._rule_of_queue(task.queue_name),
+            key=self._option_for("key", task, args, kwargs) or "",
+            cost=self._option_for("cost", task, args, kwargs),
             priority=int(task.priority),
             not_before=task.run_after,
         )
         if call is None:
             raise InvalidCall("task", f"{task.module_path} was discarded by CALLQUEUE['ROUTER']")
-        result = self._result(call, task)
+        result = self._read_result(call, task)
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -83,7 +83,7 @@ class CallQueueBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(result_id)
         params = call.call_data["params"]
         try:
-            registered = _registered(str(params["path"]))
+            registered = _registered_task(str(params["path"]))
         except LookupError as error:
             raise TaskResultDoesNotExist(result_id) from error
         task = registered.using(  # as it was enqueued
@@ -92,7 +92,7 @@ class CallQueueBackend(BaseTaskBackend):
             backend=self.alias,
             run_after=call.due_at_dt if call.due_at_dt > call.created_dt else None,
         )
-        return self._result(call, task)
+        return self._read_result(call, task)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """callqueue.E005: the app is not installed, or OPTIONS names a rule that there is not."""
@@ -121,24 +121,24 @@ class CallQueueBackend(BaseTaskBackend):
         try:
             value = result.task.call(*before, *result.args, **result.kwargs)
             has_returned = True
-            outcome = value if isinstance(value, OUTCOMES) else Succeeded(_kept(value, context))
+            outcome = value if isinstance(value, OUTCOMES) else Succeeded(_as_json(value, context))
         except BaseException as error:
             # work that is done is not done again because its value cannot be kept
             failure = GiveUp if has_returned else RetryLater
             # within the handler of the exception: Django's own listener logs its traceback
-            return self._finish(context, result, failure(_text_of(error)))
+            return self._finish(context, result, failure(_error_text(error)))
         return self._finish(context, result, outcome)
 
     def _finish(self, context: Context, result: TaskResult[..., Any], outcome: Outcome) -> Outcome:
         """Tell the listeners of task_finished what will be recorded, if no more attempts follow."""
         is_last = isinstance(outcome, RetryLater) and context.is_last
         if is_last or isinstance(outcome, Succeeded | GiveUp):
-            _put(result, finished_at=database.clock(self.options.get("using") or "default"))
+            _set(result, finished_at=database.clock(self.options.get("using") or "default"))
             if isinstance(outcome, Succeeded):
-                _put(result, status=TaskResultStatus.SUCCESSFUL, _return_value=outcome.result)
+                _set(result, status=TaskResultStatus.SUCCESSFUL, _return_value=outcome.result)
             else:
-                result.errors.append(_error(outcome.why))
-                _put(result, status=TaskResultStatus.FAILED)
+                result.errors.append(_task_error(outcome.why))
+                _set(result, status=TaskResultStatus.FAILED)
             task_finished.send(sender=type(self), task_result=result)
         return outcome
 
@@ -146,18 +146,18 @@ class CallQueueBackend(BaseTaskBackend):
     def _calls(self) -> Any:
         return tables.CallQueue.objects.db_manager(self.options.get("using"))
 
-    def _rule(self, queue: str) -> str | None:
+    def _rule_of_queue(self, queue: str) -> str | None:
         own = queue if queue in conf.current().rules and queue != "default" else None
         rule: str | None = self.options.get("rules", {}).get(queue) or own
         return rule or self.options.get("rule")
 
-    def _option(self, name: str, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
+    def _option_for(self, name: str, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
         """What OPTIONS say of this call; None where they do not."""
         option = self.options.get(name)
         option = import_string(option) if isinstance(option, str) else option
         return option(task, args, kwargs) if callable(option) else option
 
-    def _result(self, call: CallQueue, task: Task[..., Any]) -> TaskResult[..., Any]:
+    def _read_result(self, call: CallQueue, task: Task[..., Any]) -> TaskResult[..., Any]:
         using = call._state.db or "default"
         begun = tables.attempts(using).charged().filter(call_id=call.pk)
         attempts = list(begun.filter(started_at__isnull=False).order_by("number"))
@@ -169,7 +169,7 @@ class CallQueueBackend(BaseTaskBackend):
         result: TaskResult[..., Any] = TaskResult(
             task=task,
             id=str(call.pk),
-            status=_status(call.status, is_running),
+            status=_result_status(call.status, is_running),
             enqueued_at=call.created_dt,
             started_at=began[0] if began else None,
             finished_at=call.finished_at_dt,
@@ -177,11 +177,11 @@ class CallQueueBackend(BaseTaskBackend):
             args=params["args"],
             kwargs=params["kwargs"],
             backend=self.alias,
-            errors=_errors(call, attempts),
+            errors=_task_errors(call, attempts),
             worker_ids=[attempt.worker for attempt in attempts],
         )
         if call.status == states.DONE and last is not None and last.response_body:
-            _put(result, _return_value=json.loads(last.response_body))
+            _set(result, _return_value=json.loads(last.response_body))
         return result
 
 
@@ -190,10 +190,10 @@ def _discover_tasks() -> None:
     autodiscover_modules("tasks")
 
 
-def _registered(path: str) -> Task[..., Any]:
-    """LookupError where there is none: nothing is imported because a row names it."""
+def _registered_task(path: str) -> Task[..., Any]:
+    """The task of this path. LookupError: it is not loaded, and no row has it imported."""
     _discover_tasks()
-    found = _loaded(path)
+    found = _loaded_attribute(path)
     if not isinstance(found, Task) or found.module_path != path:
         raise LookupError(
             f"this process has no task {path!r}; is its module imported, "
@@ -202,27 +202,27 @@ def _registered(path: str) -> Task[..., Any]:
     return found
 
 
-def _loaded(path: str) -> Any:
+def _loaded_attribute(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return vars(sys.modules[module]).get(name) if module in sys.modules else None
 
 
-def _kept(value: Any, context: Context) -> Any:
+def _as_json(value: Any, context: Context) -> Any:
     """The value as JSON. TypeError where it is none, ValueError where it is too long."""
     config = conf.current()
-    value, most = normalize_json(value), config.kept_bytes(config.rules.get(context.rule))
+    value, most = normalize_json(value), config.kept_response_bytes(config.rules.get(context.rule))
     if (size := len(json.dumps(value))) > most:
         raise ValueError(f"the return value has {size} bytes, KEEP_RESPONSE_BYTES keeps {most}")
     return value
 
 
-def _put(result: TaskResult[..., Any], **values: Any) -> None:
+def _set(result: TaskResult[..., Any], **values: Any) -> None:
     """Write a result's fields: results are frozen, but for their backend."""
     for name, value in values.items():
         object.__setattr__(result, name, value)
 
 
-def _status(status: int, is_running: bool) -> TaskResultStatus:
+def _result_status(status: int, is_running: bool) -> TaskResultStatus:
     if status == states.DONE:
         return TaskResultStatus.SUCCESSFUL
     if status in states.FINAL:
@@ -231,23 +231,23 @@ def _status(status: int, is_running: bool) -> TaskResultStatus:
     return TaskResultStatus.RUNNING if is_running else TaskResultStatus.READY
 
 
-def _errors(call: CallQueue, attempts: list[Any]) -> list[TaskError]:
+def _task_errors(call: CallQueue, attempts: list[Any]) -> list[TaskError]:
     told = [a.error_message for a in attempts if a.error_message and a.outcome != states.SUCCEEDED]
     if not told and call.status in states.FINAL and call.status != states.DONE:
         told = [call.error_message or f"the call is {call.get_status_display()}"]
-    return [_error(message) for message in told]
+    return [_task_error(message) for message in told]
 
 
-def _error(message: str) -> TaskError:
+def _task_error(message: str) -> TaskError:
     """An error by its recorded text, of a class that is loaded: the API imports what it names."""
     raised = _RAISED.match(message)
-    kind = _loaded(raised[1]) if raised else None
+    kind = _loaded_attribute(raised[1]) if raised else None
     is_error = isinstance(kind, type) and issubclass(kind, BaseException)
     path = raised[1] if raised and is_error else _UNRAISED
     return TaskError(exception_class_path=path, traceback=message.partition("\n")[2] or message)
 
 
-def _text_of(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     kind = type(error)
     words = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")
     head = cleaned(words).replace("\n", " ")[:HEAD]

@@ -77,10 +77,10 @@ def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
         if idle:
             number = idle[0]
             with suppress(RuntimeError, MemoryError):  # no more threads: the next one tries again
-                _senders[number] = aside.Errand("messages", lambda: _send_all(number))
+                _senders[number] = aside.Errand("messages", lambda: _send_unsent(number))
 
 
-def leave(seconds: float = LEAVING) -> None:
+def finish_sending(seconds: float = LEAVING) -> None:
     """Wait a moment for what is sent beside: a process that ends takes its threads along."""
     end = time.monotonic() + seconds
     for sender in list(_senders.values()):
@@ -88,7 +88,7 @@ def leave(seconds: float = LEAVING) -> None:
             sender.done.wait(max(0.0, end - time.monotonic()))
 
 
-def _send_all(number: int) -> None:
+def _send_unsent(number: int) -> None:
     while True:
         with _sending:
             if not _unsent:
@@ -149,11 +149,11 @@ def confirms_messages() -> bool:
     from celery import current_app
 
     options = current_app.conf.broker_transport_options or {}
-    is_amqp = transport(current_app) in ("amqp", "pyamqp", "amqps")
+    is_amqp = transport_name(current_app) in ("amqp", "pyamqp", "amqps")
     return bool(current_app.conf.task_always_eager or not is_amqp or options.get("confirm_publish"))
 
 
-def transport(app: Any) -> str:
+def transport_name(app: Any) -> str:
     try:
         named = str(app.connection_for_write().transport_cls)
     except ImportError:  # of its package
@@ -179,22 +179,22 @@ def _without_credentials(url: str) -> str:
 
 def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
     """Send the message of the task of this name, whether this process knows the task or not.
-
     A task with an `apply_async` of its own is left to it, and may take somewhat longer. While tasks
     run eagerly, and in a transaction, of which another thread sees nothing, it takes its time.
     """
     task = registered(app, name) if app.conf.task_always_eager else app.tasks.get(name)
     if task is None:
         _within_patience(app, lambda **how: app.send_task(name, args, **how))
-    elif app.conf.task_always_eager or (is_its_own(app, name) and database.in_any_transaction()):
+    elif app.conf.task_always_eager or (sends_itself(app, name) and database.in_any_transaction()):
         task.apply_async(args)
-    elif is_its_own(app, name):
+    elif sends_itself(app, name):
         aside.within(PATIENCE_WITH_OWN, name, lambda: task.apply_async(args))
     else:
         _within_patience(app, lambda **how: task.apply_async(args, **how))
 
 
 def queue_of(app: Any, name: str, queue: str = "") -> str:
+    """The queue to which Celery's routes send the task of this name, if it is sent to `queue`."""
     queue = queue or getattr(app.tasks.get(name), "queue", "") or ""
     found = app.amqp.router.route({"queue": queue} if queue else {}, name)["queue"]
     return str(getattr(found, "name", found))
@@ -234,7 +234,7 @@ def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -
         events.emit("listener_failed", receiver=name, error=in_one_line(error))
 
 
-def is_its_own(app: Any, name: str) -> bool:
+def sends_itself(app: Any, name: str) -> bool:
     """Whether what sending this task raises is the task's own, and not the broker's."""
     from celery import Task
 
@@ -245,12 +245,13 @@ def is_its_own(app: Any, name: str) -> bool:
 
 
 def _within_patience(app: Any, send: Callable[..., Any]) -> None:
+    """Have `send` send by a producer of the pool, in a thread that is left behind if it hangs."""
     used: list[Any] = []
     try:
         aside.within(PATIENCE, "broker", lambda: _send_by_pool(app, send, used))
     except aside.LeftBehind:
         if used:  # so that its thread hears of it, and ends
-            aside.Errand("goodbye", lambda: _drop(used[0]))
+            aside.Errand("goodbye", lambda: _drop_connection(used[0]))
         raise
 
 
@@ -260,11 +261,11 @@ def _send_by_pool(app: Any, send: Callable[..., Any], used: list[Any]) -> None:
         try:
             send(producer=producer, retry=False, timeout=PATIENCE)
         except Exception:
-            _drop(producer)
+            _drop_connection(producer)
             raise
 
 
-def _drop(producer: Any) -> None:
+def _drop_connection(producer: Any) -> None:
     """Close its connection; a polite close of a blocked one would wait for ever."""
     producer.connection.collect(socket_timeout=0.1)
 
@@ -273,4 +274,4 @@ _sending = threading.Lock()
 _unsent: deque[tuple[str, tuple[Any, ...], str]] = deque(maxlen=MOST_UNSENT)
 _senders: dict[int, aside.Errand] = {}  # those that are at it
 _here: list[bool] = []  # not empty where no broker is asked
-atexit.register(leave)
+atexit.register(finish_sending)

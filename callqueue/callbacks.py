@@ -40,10 +40,10 @@ AHEAD = 2 * ASKED  # an instant that is further ahead was written before the clo
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 _LOGGED = {states.FAILED: "call_failed", states.UNKNOWN: "call_unknown"}
 
-TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_result.tell
+TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_result.write_ends
 
 
-def tell(using: str, call_ids: Sequence[int], status: int) -> None:
+def log_and_announce(using: str, call_ids: Sequence[int], status: int) -> None:
     """Log these ends, and have those announced that somebody is to hear of."""
     rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     if status not in _LOGGED:
@@ -51,11 +51,11 @@ def tell(using: str, call_ids: Sequence[int], status: int) -> None:
     told = rows.values_list("pk", "rule", "error_message", "callback_pending")
     ended = database.persist(using, lambda: list(told.all()), during="callback")
     for pk, rule, why, _ in ended:
-        log(pk, status, rule, why)
+        log_end(pk, status, rule, why)
     announce(using, [(pk, rule) for pk, rule, _, is_owed in ended if is_owed])
 
 
-def log(pk: int, status: int, rule: str, why: str) -> None:
+def log_end(pk: int, status: int, rule: str, why: str) -> None:
     if status in _LOGGED:
         name = conf.NAMES_OF_STATUS[status]
         events.log(_LOGGED[status], call_id=pk, status=name, rule=rule, reason=why)
@@ -77,25 +77,24 @@ def ask_for_owed(using: str) -> None:
     Each is asked for again only after as long as it has been owed: so none is behind others whose
     queue has no worker now.
     """
-    announce(using, untimed(using, lambda: _to_ask_for(using)))
+    announce(using, untimed(using, lambda: _take_those_to_ask_for(using)))
 
 
 def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
     """Announce what is owed of these calls; the count of those that owe nothing more.
-
     A signal goes with the first try. A callback that is refused has its next turn a little later,
     after all that were not tried: none keeps back what is behind it.
     """
     late = time.monotonic() + SENDING
-    owed = _owed(using).filter(pk__in=call_ids)
+    owed = _owed_calls(using).filter(pk__in=call_ids)
     due, claim = database.persist(using, lambda: _claim(using, owed), during="callback")
     if not due:
         return 0
-    sent, refused = _send(using, due, late, tell_results)
+    sent, refused = _send_owed(using, due, late, tell_results)
     tried = {*sent, *refused}
     _notify([one for one in due if one.pk in tried and not one.callback_heard])
     mine = [one.pk for one in due]
-    database.persist(using, lambda: _settle(using, mine, claim, sent, refused), during="callback")
+    database.persist(using, lambda: _conclude(using, mine, claim, sent, refused), during="callback")
     return len(sent)
 
 
@@ -116,14 +115,14 @@ def has_receivers(status: int) -> bool:
     )
 
 
-def _signals(status: int) -> list[Any]:
+def _signals_of(status: int) -> list[Any]:
     own = {states.FAILED: events.call_failed, states.UNKNOWN: events.call_unknown}
     return [own[status], events.call_finished] if status in own else [events.call_finished]
 
 
 def _notify(calls: Sequence[Any]) -> None:
     """Send the signals of these ends; a receiver that hangs is left behind, and has no worker."""
-    told = [(signal, call) for call in calls for signal in _signals(call.status)]
+    told = [(signal, call) for call in calls for signal in _signals_of(call.status)]
     heard = [(signal, call) for signal, call in told if signal.receivers]
     is_here = current_app.conf.task_always_eager or database.in_any_transaction()
     if heard and is_here:
@@ -139,17 +138,20 @@ def _send_signals(told: Sequence[tuple[Any, Any]]) -> None:
     for signal, call in told:
         of_own = {"rule": call.rule, "reason": call.error_message}
         facts = {} if signal is events.call_finished else of_own
-        events.notify(signal, call_id=call.pk, status=conf.NAMES_OF_STATUS[call.status], **facts)
+        events.send_signal(
+            signal, call_id=call.pk, status=conf.NAMES_OF_STATUS[call.status], **facts
+        )
 
 
-def _owed(using: str) -> CallQueueQuerySet:
+def _owed_calls(using: str) -> CallQueueQuerySet:
     return tables.calls(using).final().filter(callback_pending=True)
 
 
-def _to_ask_for(using: str) -> list[tuple[int, str]]:
+def _take_those_to_ask_for(using: str) -> list[tuple[int, str]]:
+    """(call, rule) of ends to ask for now, each locked and put off until it is asked for again."""
     now = database.clock(using)
     free = [_is_free(name, now) for name in ("callback_at", "callback_ask_at")]
-    owed = _owed(using).filter(*free, _is_past("finished_at_dt", now - LEFT)).order_by("pk")
+    owed = _owed_calls(using).filter(*free, _is_past("finished_at_dt", now - LEFT)).order_by("pk")
     rows = database.locked(owed).values_list("pk", "rule", "finished_at_dt")[:MOST_OWED]
     found = [(pk, rule, ended or now) for pk, rule, ended in rows]
     again = [
@@ -159,12 +161,12 @@ def _to_ask_for(using: str) -> list[tuple[int, str]]:
     return [(pk, rule) for pk, rule, _ in found]
 
 
-def _is_free(name: str, until: datetime) -> Q:
-    return Q(**{f"{name}__isnull": True}) | _is_past(name, until)
+def _is_free(column: str, instant: datetime) -> Q:
+    return Q(**{f"{column}__isnull": True}) | _is_past(column, instant)
 
 
-def _is_past(name: str, until: datetime) -> Q:
-    return Q(**{f"{name}__lt": until}) | Q(**{f"{name}__gt": until + AHEAD})
+def _is_past(column: str, instant: datetime) -> Q:
+    return Q(**{f"{column}__lt": instant}) | Q(**{f"{column}__gt": instant + AHEAD})
 
 
 def _claim(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
@@ -182,11 +184,11 @@ def _claim(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
     return due, claim
 
 
-def _settle(
+def _conclude(
     using: str, mine: Sequence[int], claim: datetime, sent: Sequence[int], refused: Sequence[int]
 ) -> None:
-    """Note what was sent and refused. A call that has gone on since owes something else then."""
-    claimed = _owed(using).filter(callback_at=claim)
+    """Write which were sent, refused or left. One that has gone on since owes something else."""
+    claimed = _owed_calls(using).filter(callback_at=claim)
     claimed.filter(pk__in=sent).update(callback_pending=False)
     if refused:
         later = database.clock(using) + LEFT
@@ -196,14 +198,14 @@ def _settle(
         claimed.filter(pk__in=mine).update(callback_at=None, callback_ask_at=None)
 
 
-def _send(
+def _send_owed(
     using: str, due: Sequence[Any], late: float, tell_results: TellResults
 ) -> tuple[list[int], list[int]]:
     """Send what these calls owe; those of which all is sent, and those refused. Each callback is
     refused once. Stops when it is late (monotonic).
     """
     ended = [one.pk for one in due if tells_results(one.status)]
-    untold = database.persist(using, lambda: _tasks(using, ended), during="callback")
+    untold = database.persist(using, lambda: _celery_tasks_among(using, ended), during="callback")
     left = set[int]() if _tell_backend(using, untold, tell_results) else set(untold)
     sent: list[int] = []
     bad: set[str | None] = set()
@@ -222,8 +224,8 @@ def _send(
     return sent, sorted(left)
 
 
-def _tasks(using: str, call_ids: Sequence[int]) -> list[int]:
-    """Those of these calls that are tasks, by their data."""
+def _celery_tasks_among(using: str, call_ids: Sequence[int]) -> list[int]:
+    """Those of these calls that are Celery tasks, by their data, which is read."""
     found: list[int] = []
     for at in range(0, len(call_ids), READ):
         rows = tables.calls(using).filter(pk__in=call_ids[at : at + READ])
@@ -254,7 +256,7 @@ def _send_callback(task: str, args: tuple[Any, ...]) -> bool:
     try:
         broker.send_by_name(current_app, task, args)
     except BaseException as error:
-        is_own = broker.is_its_own(current_app, task)
+        is_own = broker.sends_itself(current_app, task)
         why = type(error).__name__ if is_own else broker.why_away(current_app, error)
         events.emit("broker_away", during="callback", error=why)
         return False

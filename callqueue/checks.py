@@ -14,7 +14,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from callqueue import conf, database, tables
 from callqueue.broker import confirms_messages, is_set_up
 from callqueue.limits.rules import Rule
-from callqueue.security.addresses import refusal
+from callqueue.security.addresses import address_refusal
 from callqueue.texts import documentation_page
 
 Found = Iterator[CheckMessage]
@@ -25,19 +25,20 @@ def check(**_: Any) -> list[CheckMessage]:
     wrong = conf.problems()
     hint = f"See {documentation_page('reference/settings.md')}"
     found: list[CheckMessage] = [Error(why, hint=hint, id="callqueue.E001") for why in wrong]
-    for looks in (_time_zone, _application, _isolation, _autocommit):
+    for looks in (_check_time_zone, _check_application, _check_isolation, _check_autocommit):
         found += looks()
-    for of_settings in (_handlers, _queues, _time_limit, _rules, _queued_tasks):
-        found += [] if wrong else of_settings(conf.current())
+    of_config = _check_handlers, _check_queues, _check_time_limit, _check_rules, _check_queued_tasks
+    for looks_at in () if wrong else of_config:
+        found += looks_at(conf.current())
     return found
 
 
 @register("callqueue", deploy=True)
 def check_deployment(**_: Any) -> list[CheckMessage]:
-    return [] if conf.problems() else list(_deployment(conf.current()))
+    return [] if conf.problems() else list(_deployment_warnings(conf.current()))
 
 
-def _handlers(config: conf.Config) -> Found:
+def _check_handlers(config: conf.Config) -> Found:
     """callqueue.E002: a handler, classify, settle or reconcile cannot be imported."""
     named: dict[str, Any] = {f"HANDLERS[{name!r}]": path for name, path in config.handlers.items()}
     for name, rule in config.rules.items():
@@ -55,7 +56,7 @@ def _handlers(config: conf.Config) -> Found:
             yield Error(f"CALLQUEUE: {place}: {why}", id="callqueue.E002")
 
 
-def _queues(config: conf.Config) -> Found:
+def _check_queues(config: conf.Config) -> Found:
     """callqueue.E003: a rule's queue is not in CELERY_TASK_QUEUES, and Celery creates none."""
     from celery import current_app
 
@@ -70,7 +71,7 @@ def _queues(config: conf.Config) -> Found:
                 yield Error(f"CALLQUEUE: RULES[{name!r}].queues: {why}", id="callqueue.E003")
 
 
-def _time_limit(config: conf.Config) -> Found:
+def _check_time_limit(config: conf.Config) -> Found:
     """callqueue.W002: Celery kills a message's process before its calls have had their time."""
     from celery import current_app
 
@@ -89,7 +90,7 @@ def _time_limit(config: conf.Config) -> Found:
         )
 
 
-def _time_zone() -> Found:
+def _check_time_zone() -> Found:
     """callqueue.E004: USE_TZ is off, and limits are kept by instants that every clock agrees on."""
     if not settings.USE_TZ:
         yield Error(
@@ -101,7 +102,7 @@ def _time_zone() -> Found:
         )
 
 
-def _application() -> Found:
+def _check_application() -> Found:
     """callqueue.W003: CELERY_... settings are there, and no Celery application that reads them."""
     if not is_set_up() and any(name.startswith("CELERY_") for name in dir(settings)):
         yield Warning(
@@ -113,7 +114,7 @@ def _application() -> Found:
         )
 
 
-def _rules(config: conf.Config) -> Found:
+def _check_rules(config: conf.Config) -> Found:
     """callqueue.W004, W005: a rule says what comes to nothing."""
     first: dict[str, str] = {}
     for name, rule in config.rules.items():
@@ -129,7 +130,7 @@ def _rules(config: conf.Config) -> Found:
                 yield Warning(f"{place}.{field}: {why}", id="callqueue.W005")
 
 
-def _queued_tasks(config: conf.Config) -> Found:
+def _check_queued_tasks(config: conf.Config) -> Found:
     """callqueue.E007: a QueuedTask is under a rule that is not there: it could not be sent."""
     from celery import current_app
 
@@ -147,9 +148,9 @@ def _queued_tasks(config: conf.Config) -> Found:
             yield Error(f"the task {name} {why}{suggested}", id="callqueue.E007")
 
 
-def _isolation() -> Found:
+def _check_isolation() -> Found:
     """callqueue.E006: MariaDB or MySQL under repeatable read."""
-    for alias in filter(database.is_mysql, _with_our_tables()):
+    for alias in filter(database.is_mysql, _databases_with_our_tables()):
         options = connections[alias].settings_dict.get("OPTIONS") or {}
         # None leaves it to the server, which has repeatable read unless it is told otherwise
         level = options.get("isolation_level", "read committed") or "repeatable read"
@@ -163,25 +164,25 @@ def _isolation() -> Found:
             )
 
 
-def _autocommit() -> Found:
+def _check_autocommit() -> Found:
     """callqueue.E008: Django commits nothing of its own accord."""
-    for alias in _with_our_tables():
+    for alias in _databases_with_our_tables():
         if not connections[alias].settings_dict["AUTOCOMMIT"]:
             why = "with AUTOCOMMIT off, what callqueue writes is not committed"
             hint = "Leave AUTOCOMMIT out, and use transaction.atomic()"
             yield Error(f"DATABASES[{alias!r}]: {why}", hint=hint, id="callqueue.E008")
 
 
-def _deployment(config: conf.Config) -> Found:
-    """callqueue.W010 to W013."""
+def _deployment_warnings(config: conf.Config) -> Found:
+    """callqueue.W010 to W013: SQLite, open hosts, open networks, unconfirmed messages."""
     see = f"See {documentation_page('reference/checks.md')}"
-    for alias in filter(database.is_sqlite, _with_our_tables()):
+    for alias in filter(database.is_sqlite, _databases_with_our_tables()):
         why = f"DATABASES[{alias!r}] is SQLite: each pass takes the write lock of all of it"
         yield Warning(why, hint=f"Take PostgreSQL. {see}", id="callqueue.W010")
     if "*" in config.allowed_hosts:
         why = "CALLQUEUE: ALLOWED_HOSTS is open: whoever can send a call may call any public host"
         yield Warning(why, hint=f"List the hosts that you call. {see}", id="callqueue.W011")
-    if refusal("127.0.0.1", config.allowed_networks) is None:
+    if address_refusal("127.0.0.1", config.allowed_networks) is None:
         why = "CALLQUEUE: ALLOWED_NETWORKS opens loopback: calls reach what runs on the workers"
         yield Warning(why, hint=f"Take it out. {see}", id="callqueue.W012")
     if not confirms_messages():
@@ -190,5 +191,5 @@ def _deployment(config: conf.Config) -> Found:
         yield Warning(why, hint=f"{todo}. {see}", id="callqueue.W013")
 
 
-def _with_our_tables() -> Iterator[str]:
+def _databases_with_our_tables() -> Iterator[str]:
     return (alias for alias in connections if router.allow_migrate_model(alias, tables.CallQueue))

@@ -61,14 +61,14 @@ def emit(event: str, **facts: Any) -> None:
     log(event, **facts)
     signal = _EVENTS[event][1]
     if signal is not None:
-        notify(signal, **facts)
+        send_signal(signal, **facts)
 
 
 def log(event: str, **facts: Any) -> None:
     """Log the event as one line of ``name key=value ...``."""
     level = _EVENTS[event][0]
     if logger.isEnabledFor(level):
-        line = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
+        line = " ".join(f"{name}={_one_word(value)}" for name, value in facts.items())
         logger.log(level, "%s %s", event, line, extra={"event": event, "facts": facts})
 
 
@@ -77,14 +77,14 @@ def has_receivers(event: str) -> bool:
     return signal is not None and bool(signal.receivers)
 
 
-def notify_of(event: str, facts: dict[str, Any]) -> None:
+def send_signal_of(event: str, facts: dict[str, Any]) -> None:
     """Send an event's signal, of which a message tells; one that is not known here is nobody's."""
     signal = _EVENTS.get(event, (0, None))[1]
     if signal is not None:
-        notify(signal, **facts)
+        send_signal(signal, **facts)
 
 
-def notify(signal: Signal, **facts: Any) -> None:
+def send_signal(signal: Signal, **facts: Any) -> None:
     """Send a signal to whoever listens; one that fails is logged, and keeps it from no other."""
     for listener in list(signal.receivers or ()):
         alone = Signal()
@@ -96,15 +96,15 @@ def notify(signal: Signal, **facts: Any) -> None:
         except BaseException as error:  # SystemExit and its like, which Django lets through
             raised = error
         if isinstance(raised, BaseException):
-            emit("listener_failed", receiver=_name(listener[1]), error=type(raised).__name__)
+            emit("listener_failed", receiver=_name_of(listener[1]), error=type(raised).__name__)
 
 
-def _name(receiver: Any) -> str:
+def _name_of(receiver: Any) -> str:
     function = receiver() if isinstance(receiver, ReferenceType) else receiver
     return str(getattr(function, "__qualname__", repr(function)))
 
 
-def _shown(value: Any) -> str:
+def _one_word(value: Any) -> str:
     """One word, in quotes and with escapes where it would be more, or act on a terminal."""
     text = str(value)
     return repr(text) if not text or " " in text or not text.isprintable() else text

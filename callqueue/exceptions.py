@@ -1,6 +1,4 @@
-"""What callqueue refuses, and why: each says which field or name is wrong and what to do. A refused
-`send` has written nothing.
-"""
+"""What callqueue refuses: each says what is wrong and what to do. A refused send wrote nothing."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from callqueue import conf, database, texts
-from callqueue.security.secrets import MARK, marked, unmarked
+from callqueue.security.secrets import MARK, mark_secrets, unmark_secrets
 
 SEALED = "$sealed"
 PLAIN = "$plain"  # before what is not sealed, and looks as one of these do
@@ -39,7 +39,7 @@ class ToldTextField(models.TextField):  # type: ignore[type-arg]
     def get_db_prep_save(self, value: Any, connection: Any) -> Any:
         return super().get_db_prep_save(texts.storable_json(value), connection)
 
-    def in_document(self, value: Any) -> Any:
+    def value_in_json(self, value: Any) -> Any:
         """The value as it stands in a JSON document, which whoever writes it makes storable."""
         return value
 
@@ -60,18 +60,18 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         raise NotImplementedError
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        return self.bound(
+        return self.bind_row(
             super().pre_save(model_instance, add), getattr(model_instance, self.bound_to)
         )
 
-    def bound(self, value: Any, row: Any) -> Any:
-        """The value for the row of this identity, as it is to be given to `update` and the like."""
+    def bind_row(self, value: Any, row: Any) -> Any:
+        """The value with the identity of its row, as it is to be given to `update` and the like."""
         is_data = (
             conf.current().encryption_keys
             and value not in (None, "")
             and not hasattr(value, "as_sql")
         )
-        return Bound(value, _identity(row)) if is_data and row is not None else value
+        return Bound(value, _row_identity(row)) if is_data and row is not None else value
 
     def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
         """Where there are keys, Django selects the column together with its row's identity."""
@@ -92,12 +92,12 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return value
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        return self.stored(value)
+        return self.sealed_or_plain(value)
 
-    def in_document(self, value: Any) -> Any:
-        return self.stored(value)
+    def value_in_json(self, value: Any) -> Any:
+        return self.sealed_or_plain(value)
 
-    def stored(self, value: Any) -> Any:
+    def sealed_or_plain(self, value: Any) -> Any:
         """Sealed where there are keys; and never looking as if it were, where there are none."""
         data = value.value if isinstance(value, Bound) else value
         if data is None or hasattr(data, "as_sql"):
@@ -111,7 +111,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return f"{SEALED}:{seal(text, keys, place=self.place, row=row)}"
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        row, text = _split_row(value)
+        row, text = _split_row_identity(value)
         if text is None:
             return None
         if not text.startswith(f"{SEALED}:"):
@@ -144,11 +144,13 @@ class SealedJSONField(_Sealed):
     _pyi_private_set_type: Any
 
     def to_text(self, value: Any) -> str:
-        return json.dumps(marked(value) if _has_marks(value) else value, separators=(",", ":"))
+        return json.dumps(
+            mark_secrets(value) if _may_hold_secrets(value) else value, separators=(",", ":")
+        )
 
     def from_text(self, text: str) -> Any:
         try:
-            return unmarked(json.loads(text)) if MARK in text else json.loads(text)
+            return unmark_secrets(json.loads(text)) if MARK in text else json.loads(text)
         except (ValueError, RecursionError):  # something else has written this
             return UNREADABLE
 
@@ -195,18 +197,18 @@ def one_call() -> int:
     return 1
 
 
-def _has_marks(value: Any) -> bool:
-    """Whether it has secrets, or names like their marks. Its repr takes half of json's time."""
+def _may_hold_secrets(value: Any) -> bool:
+    """Whether it may hold Secrets, or names like their marks: a repr takes half of json's time."""
     text = repr(value)
     return MARK in text or "Secret(" in text
 
 
-def _identity(row: Any) -> str:
+def _row_identity(row: Any) -> str:
     return str(row).replace("-", "")
 
 
-def _split_row(value: Any) -> tuple[str, Any]:
+def _split_row_identity(value: Any) -> tuple[str, Any]:
     if not isinstance(value, str) or not value.startswith(_ROW):
         return "", value
     row, _, rest = value[len(_ROW) :].partition("|")
-    return _identity(row), rest
+    return _row_identity(row), rest

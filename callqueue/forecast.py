@@ -50,7 +50,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     config = conf.current()
     text = check_key(key)
     config.rule(rule)  # else UnknownRule
-    with database.one_view(using):
+    with database.one_snapshot(using):
         reading = ledger_time.read(using)
         now, book = reading.at, settings.book_in_force(using).moved_by(reading.moved)
         group = book.groups[rule]
@@ -65,13 +65,13 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     `tells_why_held`: whether the reader may know a hold's reason; that there is one, all may.
     """
     using = call._state.db or "default"
-    with database.one_view(using):
+    with database.one_snapshot(using):
         return _forecast(call, using, tells_why_held)
 
 
 def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     if call.status == states.DISPATCHED:
-        return Forecast(_dispatched(call, using))
+        return Forecast(_text_of_dispatched(call, using))
     if call.status not in states.WAITING:
         return Forecast(_("it is %s") % call.get_status_display())
     if call.rule not in conf.current().rules:
@@ -92,7 +92,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
         return Forecast(text % silence, position)
     if position is None:
         return Forecast(_("more than %s calls go before it") % words.count(CAP))
-    seconds, reason = _expected(call, rule, ahead)
+    seconds, reason = _expected_wait(call, rule, ahead)
     if seconds is None:
         return Forecast(reason, position)
     until = now if hold is None or hold.until is None else hold.until
@@ -111,7 +111,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
 
 
 def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) -> ledger.Account:
-    memo = ledger.Memo.load(group, rule_rows.memos(using, group), book.version)
+    memo = ledger.Memo.load(group, rule_rows.passes_and_memos(using, group), book.version)
     account = ledger.read(using, book, group, now, memo)
     account.read_keys([key])
     return account
@@ -130,7 +130,7 @@ def _fits(account: ledger.Account, rule: str, key: str, cost: Any, queues: Seque
     )
 
 
-def _dispatched(call: CallQueue, using: str) -> str:
+def _text_of_dispatched(call: CallQueue, using: str) -> str:
     attempt = tables.attempts(using).filter(call_id=call.pk, number=call.last_attempt).first()
     queue = call.queue or _("the default queue")
     if attempt is None or attempt.finished_at is not None:
@@ -165,15 +165,15 @@ def _ago(passed: timedelta) -> str:
 # --- when it goes
 
 
-def _expected(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | None, str]:
+def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | None, str]:
     """In how many seconds its limits let it go (None: nobody can say), and what it waits for."""
     pairs = [
         (limit, _gate(call, limit, gate, ahead))
         for limit, gate in zip(rule.limits, rule.gates, strict=True)
         if cost_of(call.cost, limit.budget.limit.unit)
     ]
-    binding = _binding(call, rule)
-    if why := _unforeseeable(call, rule, pairs, ahead, binding):
+    binding = _binding_limit(call, rule)
+    if why := _why_unforeseeable(call, rule, pairs, ahead, binding):
         return None, why
     gates = [gate for _limit, gate in pairs]
     calls = ahead.calls + 1
@@ -195,8 +195,8 @@ def _gate(call: CallQueue, limit: LimitLook, gate: Gate, ahead: Ahead) -> Gate:
     )
 
 
-def _binding(call: CallQueue, rule: RuleLook) -> LimitLook | None:
-    """Which would let this very call go last, were it next; None where all would now."""
+def _binding_limit(call: CallQueue, rule: RuleLook) -> LimitLook | None:
+    """The limit that would let this call go last, were it next; None where all would now."""
     waits: list[tuple[float, LimitLook]] = []
     for one in rule.limits:
         cost = cost_of(call.cost, one.budget.limit.unit)
@@ -206,7 +206,7 @@ def _binding(call: CallQueue, rule: RuleLook) -> LimitLook | None:
     return max(waits, key=itemgetter(0), default=(0.0, None))[1]
 
 
-def _unforeseeable(
+def _why_unforeseeable(
     call: CallQueue, rule: RuleLook, pairs: Pairs, ahead: Ahead, binding: LimitLook | None
 ) -> str:
     for one, gate in pairs:
@@ -231,7 +231,7 @@ def _unforeseeable(
 
 
 def _reason(gates: Sequence[Gate], ahead: Ahead, binding: LimitLook | None, label: str) -> str:
-    """`label`: the limit that holds all of them longest, where that is more than a moment."""
+    """What it waits for, in words. `label`: the limit that holds all of them for some time."""
     others = max((round(g.before) + min(ahead.calls + 1, g.beside) for g in gates), default=0)
     count = ahead.calls + others
     before = (

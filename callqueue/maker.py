@@ -32,7 +32,7 @@ class Maker:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        process.know_worker(self)
+        process.note_worker(self)
         self.flight = process.flight_of(using)
 
     def room(self) -> Room:
@@ -49,15 +49,16 @@ class Maker:
         return Room(most - http, min(most, HANDLED + hung) - len(handled))
 
     def taker(self) -> Taker:
-        return Taker(claim.name_worker(), claim.READS, partial(take_off, self.using))
+        return Taker(claim.new_worker_name(), claim.READS, partial(take_off, self.using))
 
     def leave(self) -> None:
+        """Take no more, and wait for what is in flight, and for messages that are being sent."""
         process.tell_to_go()
         try:
             process.land()
-            broker.leave(callbacks.SENDING)
+            broker.finish_sending(callbacks.SENDING)
         finally:
-            process.know_worker(None)
+            process.note_worker(None)
 
 
 class WorkersMaker:
@@ -80,7 +81,7 @@ class WorkersMaker:
         suits = cache(is_consumed)
         suits("")  # now: a router of the project's is not asked with the rules' rows locked
         take = partial(take_off, self.using)
-        return Taker(claim.name_worker(), claim.READS, take, suits, most)
+        return Taker(claim.new_worker_name(), claim.READS, take, suits, most)
 
 
 def take_off(using: str, begun: Begun) -> Callable[[bool], None]:

@@ -11,7 +11,7 @@ from django.db import models, router
 from django.utils.translation import gettext as _
 
 from callqueue import database, forecast, states, transitions
-from callqueue.database.bulk import in_batches
+from callqueue.database.bulk import pks_in_batches
 from callqueue.exceptions import IllegalTransition
 from callqueue.sending import intake
 from callqueue.states import Move
@@ -69,17 +69,17 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     def requeue(self, *, again: bool = False) -> int:
         """Send these calls once more, those that may be; the count. DONE only with `again=True`."""
         move = Move.REQUEUE_AGAIN if again else Move.REQUEUE
-        batches = in_batches(self.filter(status__in=move.sources), BATCH)
+        batches = pks_in_batches(self.filter(status__in=move.sources), BATCH)
         return sum(transitions.requeue(self.db, pks, move) for pks in batches)
 
     def cancel(self) -> int:
         """End these calls, those that no worker has begun; the count."""
-        batches = in_batches(self.filter(status__in=Move.CANCEL.sources), BATCH)
+        batches = pks_in_batches(self.filter(status__in=Move.CANCEL.sources), BATCH)
         return sum(transitions.cancel(self.db, pks) for pks in batches)
 
     def update(self, **changed: Any) -> int:
         """As Django's. What is given another `due_at_dt` or `status` waits for a promotion."""
-        return super().update(**{**also_written(changed), **changed})
+        return super().update(**{**written_besides(changed), **changed})
 
     def bulk_create(
         self,
@@ -96,7 +96,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
             leave_to_promotion(one)
         if update_fields:
             update_fields = {*update_fields}
-            update_fields |= also_written(update_fields).keys()
+            update_fields |= written_besides(update_fields).keys()
         conflicts = (ignore_conflicts, update_conflicts, update_fields, unique_fields)
         return super().bulk_create(objs, batch_size, *conflicts)
 
@@ -106,7 +106,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     cancel.alters_data = True  # type: ignore[attr-defined]
 
 
-def also_written(names: Collection[str]) -> dict[str, bool]:
+def written_besides(names: Collection[str]) -> dict[str, bool]:
     """What else is to be written where other code writes these columns: when a call is due, and
     whether it waits, a promotion looks at anew.
     """
@@ -115,7 +115,7 @@ def also_written(names: Collection[str]) -> dict[str, bool]:
 
 
 def leave_to_promotion(call: CallQueue) -> None:
-    """Insert it as not ready, unless it is due now: a copy of one that was may be due later."""
+    """Mark it as not ready, unless it is due now: a copy of one that was may be due later."""
     if not hasattr(call.__dict__.get("due_at_dt"), "resolve_expression"):
         call.ready = False
 

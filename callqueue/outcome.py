@@ -26,9 +26,9 @@ class RetryLater:
     after: float | timedelta | None = None
 
     def __post_init__(self) -> None:
-        _as_text(self)
+        _keep_why_as_text(self)
         if not isinstance(self.after, int | float | timedelta | None):
-            raise _wrong(self, "after", "seconds, a timedelta or None")
+            raise _type_error(self, "after", "seconds, a timedelta or None")
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class HoldUntil:
     scope: str | None = None
 
     def __post_init__(self) -> None:
-        _as_text(self)
+        _keep_why_as_text(self)
         if not isinstance(self.until, int | float | timedelta | datetime | None):
-            raise _wrong(self, "until", "seconds, a timedelta, a datetime or None")
+            raise _type_error(self, "until", "seconds, a timedelta, a datetime or None")
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class GiveUp:
     why: str
 
     def __post_init__(self) -> None:
-        _as_text(self)
+        _keep_why_as_text(self)
 
 
-def _as_text(outcome: RetryLater | HoldUntil | GiveUp) -> None:
+def _keep_why_as_text(outcome: RetryLater | HoldUntil | GiveUp) -> None:
     object.__setattr__(outcome, "why", texts.reason(outcome.why))
 
 
-def _wrong(outcome: object, name: str, wanted: str) -> TypeError:
+def _type_error(outcome: object, name: str, wanted: str) -> TypeError:
     kind = type(getattr(outcome, name)).__name__
     return TypeError(f"{type(outcome).__name__}.{name}: must be {wanted}, not {kind}")
 

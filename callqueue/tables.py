@@ -38,43 +38,43 @@ else:
 
 
 def calls(using: str) -> CallQueueQuerySet:
-    return cast("CallQueueQuerySet", _rows("CallQueue", using))
+    return cast("CallQueueQuerySet", _queryset_of("CallQueue", using))
 
 
 def attempts(using: str) -> CallAttemptQuerySet:
-    return cast("CallAttemptQuerySet", _rows("CallAttempt", using))
+    return cast("CallAttemptQuerySet", _queryset_of("CallAttempt", using))
 
 
 def holds(using: str) -> QuerySet[Hold]:
-    return _rows("Hold", using)
+    return _queryset_of("Hold", using)
 
 
 def rule_states(using: str) -> QuerySet[RuleState]:
-    return _rows("RuleState", using)
+    return _queryset_of("RuleState", using)
 
 
 def ledger_state(using: str) -> QuerySet[LedgerState]:
-    return _rows("LedgerState", using)
+    return _queryset_of("LedgerState", using)
 
 
 def settings(using: str) -> QuerySet[SettingsState]:
-    return _rows("SettingsState", using)
+    return _queryset_of("SettingsState", using)
 
 
 def opinions(using: str) -> QuerySet[OpinionState]:
-    return _rows("OpinionState", using)
+    return _queryset_of("OpinionState", using)
 
 
 def dispensers(using: str) -> QuerySet[DispenserState]:
-    return _rows("DispenserState", using)
+    return _queryset_of("DispenserState", using)
 
 
 def sums(using: str) -> QuerySet[Sum]:
-    return _rows("Sum", using)
+    return _queryset_of("Sum", using)
 
 
 def summed(using: str) -> QuerySet[Summed]:
-    return _rows("Summed", using)
+    return _queryset_of("Summed", using)
 
 
 @cache  # a pass asks eight times
@@ -84,7 +84,7 @@ def name(using: str, model: str) -> str:
     return str(connections[using].ops.quote_name(table))
 
 
-def _rows(model: str, using: str) -> QuerySet[Any]:
+def _queryset_of(model: str, using: str) -> QuerySet[Any]:
     # callers state the type: Django's registry knows none
     rows: QuerySet[Any] = apps.get_model("callqueue", model)._default_manager.using(using)
     return rows

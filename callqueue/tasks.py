@@ -33,20 +33,20 @@ def make_api_call(
     """Make the calls of these attempts; the count of those that this worker began. `here`: none of
     them is an HTTP call, and this task makes them itself. What a newer release adds is ignored.
     """
-    ids = _ids([attempt_ids] if isinstance(attempt_ids, int) else attempt_ids)
+    ids = _valid_ids([attempt_ids] if isinstance(attempt_ids, int) else attempt_ids)
     request = make_api_call.request
     if request.is_eager or request.called_directly:
         return executor.execute(using, ids)
     return (process.make_here if here else process.take)(using, ids, make_api_call)
 
 
-def _ids(given: Sequence[Any]) -> list[int]:
+def _valid_ids(given: Sequence[Any]) -> list[int]:
     # Whoever writes to the broker can put in others, and what no database takes would fail the
     # statement that begins attempts of other messages too.
     return [pk for pk in given if isinstance(pk, int) and 0 < pk <= BigAutoField.MAX_BIGINT]
 
 
-def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
+def _kept_connection(task: Any, using: str) -> AbstractContextManager[None]:
     """A worker's connection, kept between its messages; who runs the task himself keeps his own."""
     is_own = task.request.is_eager or task.request.called_directly
     return nullcontext() if is_own else database.kept_connection(using)
@@ -60,7 +60,7 @@ def dispense(seconds: float | None = None, using: str = "default") -> int:
     dispenser = _dispensers.setdefault(using, Dispenser(using))
     if dispense.request.is_eager:
         return dispenser.run_once()
-    with _connection_of(dispense, using):
+    with _kept_connection(dispense, using):
         if alive.is_outranked(using, alive.BEAT):
             stand_by(using, dispenser)
         else:
@@ -97,8 +97,8 @@ def announce(
     """Announce the ends of these calls, by signals and callbacks; the count of those announced. Of
     an event that is no call's end, send the signal.
     """
-    events.notify_of(event, facts or {})
+    events.send_signal_of(event, facts or {})
     if not call_ids:
         return 0
-    with _connection_of(announce, using):
-        return callbacks.deliver(using, call_ids, queued_result.tell)
+    with _kept_connection(announce, using):
+        return callbacks.deliver(using, call_ids, queued_result.write_ends)

@@ -37,25 +37,25 @@ def traceparent() -> str | None:
 
 def traced(make: Make) -> Make:
     """`make`, with a span around each attempt; as it is where nothing traces."""
-    provider = None if trace is None else _unharmed(trace.get_tracer_provider)
+    provider = None if trace is None else _none_if_it_fails(trace.get_tracer_provider)
     if provider is None or isinstance(provider, trace.ProxyTracerProvider):
         return make
 
     def make_traced(job: Job) -> Result:
         spans = ExitStack()
-        span = _unharmed(lambda: spans.enter_context(_open_span(job)))
+        span = _none_if_it_fails(lambda: spans.enter_context(_start_span(job)))
         try:
             result = make(job)
             if span is not None:
-                _unharmed(lambda: _describe(span, result))
+                _none_if_it_fails(lambda: _describe_result(span, result))
             return result
         finally:
-            _unharmed(spans.close)
+            _none_if_it_fails(spans.close)
 
     return make_traced
 
 
-def _open_span(job: Job) -> Any:
+def _start_span(job: Job) -> Any:
     call, attempt, url = job.call, job.attempt, job.params.get("url")
     is_http = call.method in HTTP_METHODS
     sender = trace.get_current_span(_w3c.extract({"traceparent": call.trace_context or ""}))
@@ -77,7 +77,7 @@ def _open_span(job: Job) -> Any:
     )
 
 
-def _describe(span: Any, result: Result) -> None:
+def _describe_result(span: Any, result: Result) -> None:
     span.set_attribute("callqueue.outcome", result.outcome)
     status = getattr(result.response, "status_code", None)
     if status is not None:
@@ -90,7 +90,7 @@ def _describe(span: Any, result: Result) -> None:
         span.set_status(trace.Status(trace.StatusCode.ERROR, why))
 
 
-def _unharmed(tell: Callable[[], Any]) -> Any:
+def _none_if_it_fails(tell: Callable[[], Any]) -> Any:
     """What a tracer gives; None where it fails: no call is the worse for it."""
     try:
         return tell()

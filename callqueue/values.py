@@ -42,11 +42,11 @@ def path_of(parent: str, key: object) -> str:
     if isinstance(key, int):
         return f"{parent}[{key}]"
     if not isinstance(key, str) or not _PLAIN_NAME.fullmatch(key):
-        return f"{parent}[{shown(key)}]"
+        return f"{parent}[{shown_name(key)}]"
     return f"{parent}.{key}" if parent else key
 
 
-def shown(name: object) -> str:
+def shown_name(name: object) -> str:
     """A name, quoted and shortened, safe to show."""
     text = ascii(str(name))
     return text if len(text) <= 42 else f"{text[:38]}...'"
@@ -65,17 +65,16 @@ def kind_of(value: object) -> str:
 
 
 def is_secret(value: Any) -> bool:
-    """Whether a secret stands in the value's place. What it stands for is checked in the worker."""
     return isinstance(value, Secret)
 
 
-def listed(field: str, value: Any) -> list[Any]:
+def check_list(field: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise InvalidCall(field, f"must be a list, not {kind_of(value)}")
     return value
 
 
-def named(field: str, value: Any) -> dict[str, Any]:
+def check_dict(field: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidCall(field, f"must be a dict of names, not {kind_of(value)}")
     return value
@@ -91,7 +90,7 @@ def refuse_unknown(
             raise InvalidCall(path_of("params", name), why)
 
 
-def text_flaw(text: str) -> str:
+def storage_flaw(text: str) -> str:
     """Why a database could not store the text; "" where it could."""
     if "\0" in text:
         return "contains a NUL character, which databases cannot store"
@@ -112,7 +111,7 @@ def check_each(params: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
             checks[name](f"params.{name}", value)
 
 
-def flaw(value: Any, bans: Iterable[Ban]) -> str:
+def flaw_in(value: Any, bans: Iterable[Ban]) -> str:
     """Why a value cannot be a string without these; "" where it is one, or will be."""
     if isinstance(value, str):
         for pattern, why in bans:
@@ -122,9 +121,9 @@ def flaw(value: Any, bans: Iterable[Ban]) -> str:
     return "" if is_secret(value) else f"must be a string, not {kind_of(value)}"
 
 
-def text(*bans: Ban) -> Check:
+def text_check(*bans: Ban) -> Check:
     def check(field: str, value: Any) -> None:
-        if why := flaw(value, bans):
+        if why := flaw_in(value, bans):
             raise InvalidCall(field, why)
 
     return check

@@ -58,7 +58,7 @@ class Seat:
     def __init__(self) -> None:
         self.worker = os.getpid()
         self.name = name_of_process(self.worker)  # by which other workers know who has it
-        self._file = _file_without_name()  # it is open as long as the worker runs
+        self._file = _anonymous_file()  # it is open as long as the worker runs
         # shared: the number, when who has it said something, and whether that was that it computes
         self._said = memoryview(mmap.mmap(-1, 24)).cast("d")
         self._own_number = -1.0
@@ -66,24 +66,24 @@ class Seat:
     def take(self, *, is_idle: bool) -> bool:
         """Have it, if no process has, or one that computes or is silent has, and this `is_idle`."""
         number, said_at, computes = self._said
-        if not self._lock(number):
+        if not self._try_lock(number):
             is_left = computes or time.monotonic() - said_at > SILENT
             number += 1
-            if not (is_idle and is_left and self._lock(number)):
+            if not (is_idle and is_left and self._try_lock(number)):
                 return False
             self._said[0] = number
         self._own_number = number
-        self.say(computes=not is_idle)
+        self.give_sign(computes=not is_idle)
         return True
 
     @property
-    def is_new(self) -> bool:
+    def was_never_taken(self) -> bool:
         return not self._said[1]
 
     def is_own(self) -> bool:
         return self._own_number == self._said[0]
 
-    def say(self, *, computes: bool) -> None:
+    def give_sign(self, *, computes: bool) -> None:
         if self.is_own():
             self._said[2], self._said[1] = computes, time.monotonic()
 
@@ -92,7 +92,7 @@ class Seat:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, int(self._own_number))
         self._own_number = -1.0
 
-    def _lock(self, number: float) -> bool:
+    def _try_lock(self, number: float) -> bool:
         try:
             if fcntl is not None:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(number))
@@ -101,7 +101,7 @@ class Seat:
         return True
 
 
-def _file_without_name() -> IO[bytes]:
+def _anonymous_file() -> IO[bytes]:
     """A file in memory, where the system has that: a container may have no folder for one."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("callqueue-seat"), "w+b")
@@ -132,6 +132,7 @@ class Releaser:
 
     @property
     def kind(self) -> str:
+        """BUSY while a task computes here, which keeps the interpreter; else WORKER."""
         began = min(list(self.tasks.values()), default=float("inf"))
         return alive.BUSY if time.monotonic() - began > LONG else alive.WORKER
 
@@ -145,13 +146,14 @@ class Releaser:
     def _is_over(self) -> bool:
         return self._ends or process.is_told_to_go()
 
-    def _may_not_release(self) -> bool:
+    def _has_to_stop(self) -> bool:
         return self._is_over() or not self.seat.is_own()
 
     def _run(self) -> None:
+        """Release while it has the seat; try to have it, until this process ends."""
         with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
             ledger_time.watch(self.using).settles_in()
-            if self.seat.is_new:
+            if self.seat.was_never_taken:
                 _bury_dead(self.using, self.seat)
         connections[self.using].close()
         pause = LOOK
@@ -176,18 +178,18 @@ class Releaser:
     def _speak(self) -> None:
         """Say that it has the seat. Who releases may have to wait for a database, so not there."""
         while self.seat.is_own():
-            self.seat.say(computes=self.kind == alive.BUSY)
+            self.seat.give_sign(computes=self.kind == alive.BUSY)
             time.sleep(WAIT)
 
     def _wait_and_release(self) -> None:
-        while not self._may_not_release() and self._is_outranked():
+        while not self._has_to_stop() and self._is_outranked():
             time.sleep(LOOK)
-        if self._may_not_release():
+        if self._has_to_stop():
             return
         dispenser = Dispenser(self.using, maker=WorkersMaker(self.using), name=self.seat.name)
         look = Chore("seat", LOOK, lambda: self._resign_if_outranked(dispenser), aside=False)
         dispenser.chores.table += (look,)
-        self._stop, self._resigns, self.is_releasing = Stop(self._may_not_release), False, True
+        self._stop, self._resigns, self.is_releasing = Stop(self._has_to_stop), False, True
         try:
             dispenser.run(stop=self._stop)
             # Else another process of the worker goes on, by the same name.
@@ -217,9 +219,9 @@ class Releaser:
 
 
 def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
-    """Have workers of this host leave that were killed, whose signs of life are `overdue`: who
-    comes after them need not wait for their silence. One that runs, and is taken for dead since
-    another container has the same host's name, says so with its next sign of life.
+    """Have workers of this host leave that were killed, whose last sign is `overdue` seconds
+    old: nobody need wait for them. One that runs, and is taken for dead since another container has
+    the same host's name, says so with its next sign of life.
     """
     latest = ledger_time.now(using) - timedelta(seconds=overdue)
     for sign in alive.running(using) if fcntl is not None else ():
@@ -250,7 +252,8 @@ def _releaser_here() -> Releaser | None:
     return _releaser if _releaser is not None and _releaser.pid == os.getpid() else None
 
 
-def _may_release() -> bool:
+def _is_to_release_here() -> bool:
+    """Whether IN_WORKERS is on, and this worker consumes a queue of the rules."""
     config = conf.current()
     queues = {queue for rule in config.rules.values() for queue in rule.queue_names}
     return bool(config.in_workers) and any(map(is_consumed, queues))
@@ -258,7 +261,7 @@ def _may_release() -> bool:
 
 def _begin_releasing() -> None:
     global _releaser
-    if _seat is not None and _releaser_here() is None and _may_release():
+    if _seat is not None and _releaser_here() is None and _is_to_release_here():
         _releaser = Releaser(str(CallQueue.objects.db_for_write), _seat)
 
 
@@ -283,7 +286,7 @@ def _worker_is_ready(sender: Any, **_: Any) -> None:
 
 def _worker_has_ended(**_: Any) -> None:
     """Take leave: others need not wait for its silence, and perhaps no process had the seat."""
-    if _seat is not None and _may_release():
+    if _seat is not None and _is_to_release_here():
         with suppress(DatabaseError, InterfaceError):
             recovery.take_leave(str(CallQueue.objects.db_for_write), _seat.name)
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from callqueue.handlers import HTTP_METHODS
-from callqueue.security.redaction import redacted
+from callqueue.security.redaction import redact_all_but_secrets
 from callqueue.security.secrets import Secret
 
 _BEGIN, _END = "\ue000", "\ue001"  # around a secret's name while a command is put together
@@ -23,7 +23,7 @@ def as_curl(method: str, params: Any) -> str:
     """
     if str(method).lower() not in HTTP_METHODS or not isinstance(params, Mapping):
         return ""
-    shown, verb = _mark_secrets(redacted(params)), str(method).upper()
+    shown, verb = _mark_secrets(redact_all_but_secrets(params)), str(method).upper()
     headers, data = shown.get("headers"), shown.get("data")
     given = headers if isinstance(headers, dict) else {}
     lines = {name: value for name, value in given.items() if _HEADER_NAME.fullmatch(name)}

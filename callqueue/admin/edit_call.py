@@ -20,11 +20,11 @@ from callqueue import database, handlers, states
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.fields import new_idempotency_key
 from callqueue.handlers import HTTP_METHODS, method_of
-from callqueue.limits.budgets import key_parts
+from callqueue.limits.budgets import named_parts
 from callqueue.models import CallQueue
-from callqueue.security.redaction import REDACTED, hidden_in, redact_params
-from callqueue.security.secrets import Secret, walked
-from callqueue.security.withholding import is_plain
+from callqueue.security.redaction import REDACTED, hidden_marker_in, redact_params
+from callqueue.security.secrets import Secret, walk_json
+from callqueue.security.withholding import is_plain_word
 from callqueue.sending import intake
 from callqueue.sending.validation import MAX_DEPTH
 
@@ -61,7 +61,7 @@ def save_and_requeue(call: CallQueue, call_data: Any) -> str:
     """Give the call this request; the params that changed. CallQueueError says what is wrong. A
     changed request gets a new idempotency key: an API would take the old one for the old request.
     """
-    key = key_parts(call.key) or call.key
+    key = named_parts(call.key) or call.key
     request = intake.CallRequest(call_data, call.rule, key, call.priority, call.cost)
     checked = intake.prepare(request)
     if checked is None:
@@ -71,7 +71,7 @@ def save_and_requeue(call: CallQueue, call_data: Any) -> str:
     sealed: Any = CallQueue._meta.get_field("call_data")
     changes: dict[str, Any] = {
         "idempotency_key": own_key,
-        "call_data": sealed.bound(checked.call_data, own_key),
+        "call_data": sealed.bind_row(checked.call_data, own_key),
         "method": checked.method,
         "host": checked.host,
         "path": checked.path,
@@ -159,13 +159,13 @@ def _fixed_parts(call_data: Any) -> Any:
 
 
 def _secret_names(value: Any) -> set[str]:
-    return {one.name for one in walked(value) if isinstance(one, Secret)}
+    return {one.name for one in walk_json(value) if isinstance(one, Secret)}
 
 
 def _first_hidden(value: Any) -> str:
     """What in a value stands for something that is not shown; "" where nothing does."""
-    texts = (one for one in walked(value, with_names=True) if isinstance(one, str))
-    return next(filter(None, map(hidden_in, texts)), "")
+    texts = (one for one in walk_json(value, with_names=True) if isinstance(one, str))
+    return next(filter(None, map(hidden_marker_in, texts)), "")
 
 
 def _differs_as_json(one: Any, other: Any) -> bool:
@@ -178,5 +178,5 @@ def _changed_params(before: Any, after: Any) -> str:
     old, new = before["params"], after["params"]
     differ = [n for n in dict.fromkeys([*old, *new]) if _differs_as_json(old.get(n), new.get(n))]
     # a name may tell of somebody, and the log is in clear
-    named = [f"params.{name}" if is_plain(name) else "params.[…]" for name in differ[:NAMED]]
+    named = [f"params.{name}" if is_plain_word(name) else "params.[…]" for name in differ[:NAMED]]
     return ", ".join([*named, "…"] if len(differ) > NAMED else named)

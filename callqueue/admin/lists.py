@@ -55,7 +55,7 @@ class LongList(OwnList):
 
     def get_results(self, request: HttpRequest) -> None:
         matching, size = set[int](), self.list_per_page
-        with database.by_index(self.queryset.db):
+        with database.index_scans(self.queryset.db):
             for rows in self.places:
                 if len(matching) <= COUNTED:
                     matching.update(rows.values_list("pk", flat=True)[: COUNTED + 1])
@@ -199,7 +199,7 @@ class EndedFilter(_Filter):
 def any_rule_condition(using: str, where: str) -> Q:
     """That the rule is one that attempts `where` (SQL) have, read now: indexes begin by it."""
     table = CallAttempt._meta.db_table
-    rules = database.distinct_next(
+    rules = database.next_distinct(
         using, table, "rule", where, [], after="", down=False, count=RULES
     )
     return Q(rule__in=rules) if len(rules) < RULES else Q()

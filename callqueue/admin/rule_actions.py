@@ -19,7 +19,7 @@ from callqueue.admin.base import OwnAdmin, db_alias, has_permission, log_change,
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.ledger import settings
-from callqueue.limits.budgets import Budget, key_parts
+from callqueue.limits.budgets import Budget, named_parts
 from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.limits.kinds import Limit
 from callqueue.look import RuleLook, look, notes, words
@@ -217,7 +217,7 @@ def _duration_in_words(seconds: float | None) -> str:
 
 def _parse_key(text: str) -> Any:
     # As `send` takes it: a mapping is JSON. What is too long for one is not read.
-    return text if len(text) > MAX_TEXT else dict(key_parts(text)) or text
+    return text if len(text) > MAX_TEXT else dict(named_parts(text)) or text
 
 
 def _redirect_to_rule(rule: str) -> HttpResponse:

@@ -68,7 +68,7 @@ class Config:
                 f"there is no rule {name!r}{suggest(str(name), self.book.rules)}"
             ) from None
 
-    def kept_bytes(self, rule: Rule | None) -> int:
+    def kept_response_bytes(self, rule: Rule | None) -> int:
         own = rule.keep_response_bytes if rule else None
         return self.keep_response_bytes if own is None else own
 
@@ -84,7 +84,7 @@ class Config:
 @cache
 def current() -> Config:
     """The settings in force. ImproperlyConfigured lists everything that is wrong."""
-    config, wrong = _read()
+    config, wrong = _read_settings()
     if wrong:
         raise ImproperlyConfigured("; ".join(wrong))
     return config
@@ -92,7 +92,7 @@ def current() -> Config:
 
 def problems() -> list[str]:
     """What is wrong with the settings, one sentence each; empty when nothing is."""
-    return _read()[1]
+    return _read_settings()[1]
 
 
 def forget(*, setting: str = "", **_: Any) -> None:
@@ -104,26 +104,26 @@ def forget(*, setting: str = "", **_: Any) -> None:
 setting_changed.connect(forget, dispatch_uid="callqueue.conf")
 
 
-def _read() -> tuple[Config, list[str]]:
+def _read_settings() -> tuple[Config, list[str]]:
     """The settings, with defaults in place of what is wrong, and what is wrong."""
     reader = Reader(getattr(settings, "CALLQUEUE", {}))
     of_dispensers = {"INTERVAL": 0.05, "POLL": 0.001, "IN_WORKERS": 0}
-    dispenser = reader.numbers("DISPENSER", of_dispensers)
-    leases = reader.numbers("LEASE", {"RELEASE": 0.1, "GRACE": 0.1})
+    dispenser = reader.named_numbers("DISPENSER", of_dispensers)
+    leases = reader.named_numbers("LEASE", {"RELEASE": 0.1, "GRACE": 0.1})
     book = reader.book()
     config = Config(
         book=book,
         router=reader.router(),
         handlers=reader.handlers(),
         retention=reader.retention(),
-        allowed_hosts=reader.entries("ALLOWED_HOSTS", is_place_pattern, _PLACE),
-        allowed_networks=reader.entries("ALLOWED_NETWORKS", ipaddress.ip_network, _NETWORK),
+        allowed_hosts=reader.strings("ALLOWED_HOSTS", is_place_pattern, _PLACE),
+        allowed_networks=reader.strings("ALLOWED_NETWORKS", ipaddress.ip_network, _NETWORK),
         secrets=reader.secrets(book.rules),
-        calls_per_slot=reader.size("CALLS_PER_SLOT", unit="calls"),
+        calls_per_slot=reader.whole_number("CALLS_PER_SLOT", unit="calls"),
         encryption_keys=reader.encryption_keys(),
-        max_call_bytes=reader.size("MAX_CALL_BYTES"),
-        max_response_bytes=reader.size("MAX_RESPONSE_BYTES"),
-        keep_response_bytes=reader.size("KEEP_RESPONSE_BYTES", least=0),
+        max_call_bytes=reader.whole_number("MAX_CALL_BYTES"),
+        max_response_bytes=reader.whole_number("MAX_RESPONSE_BYTES"),
+        keep_response_bytes=reader.whole_number("KEEP_RESPONSE_BYTES", least=0),
         interval=dispenser["INTERVAL"],
         poll=dispenser["POLL"],
         in_workers=int(dispenser["IN_WORKERS"]),

@@ -1,6 +1,4 @@
-"""Reads the keys of CALLQUEUE and notes what is wrong. No note repeats a value, maybe secret,
-but for a dotted path.
-"""
+"""Reads the keys of CALLQUEUE and notes what is wrong. Of values it repeats dotted paths only."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from callqueue import states
-from callqueue.limits.budgets import Book, bind
+from callqueue.limits.budgets import Book, book_of
 from callqueue.limits.kinds import SlidingWindow
 from callqueue.limits.rules import MAX_NAME, Rule
 from callqueue.security.secrets import SecretFor
@@ -55,6 +53,8 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Reader:
+    """Each method returns a key's value; what is wrong is noted, and a default stands in for it."""
+
     def __init__(self, raw: Any) -> None:
         self.wrong: list[str] = []  # all that is wrong, not the first mistake alone
         if not isinstance(raw, Mapping):
@@ -68,7 +68,7 @@ class Reader:
     def note(self, key: str, why: str) -> None:
         self.wrong.append(f"CALLQUEUE[{key!r}]: {why}")
 
-    def mapping(self, key: str) -> dict[str, Any]:
+    def named_values(self, key: str) -> dict[str, Any]:
         value = self.values[key]
         if isinstance(value, Mapping) and all(isinstance(name, str) and name for name in value):
             return dict(value)
@@ -78,7 +78,7 @@ class Reader:
         return {}
 
     def book(self) -> Book:
-        rules = self.mapping("RULES")
+        rules = self.named_values("RULES")
         for name, rule in list(rules.items()):
             if not isinstance(rule, Rule):
                 self.note("RULES", f"{name!r} is {_kind(rule)}, not a callqueue.Rule(...)")
@@ -91,16 +91,16 @@ class Reader:
                 del rules[name]
         rules.setdefault("default", DEFAULTS["RULES"]["default"])
         try:
-            return bind(rules)
+            return book_of(rules)
         except ImproperlyConfigured as error:
             self.wrong.append(str(error))
-            return bind({})
+            return book_of({})
 
     def router(self) -> Callable[..., Any] | None:
         value = self.values["ROUTER"]
-        return None if value is None else self.imported("ROUTER", value)
+        return None if value is None else self.imported_callable("ROUTER", value)
 
-    def imported(self, key: str, value: Any) -> Any:
+    def imported_callable(self, key: str, value: Any) -> Any:
         """The callable that it is or, a dotted path, names; None and a note where it is neither."""
         try:
             found = import_string(value) if isinstance(value, str) else value
@@ -114,7 +114,7 @@ class Reader:
         return None
 
     def handlers(self) -> dict[str, str]:
-        handlers = self.mapping("HANDLERS")
+        handlers = self.named_values("HANDLERS")
         for name, path in handlers.items():
             if not isinstance(path, str):
                 self.note("HANDLERS", f"{name!r} is {_kind(path)}, not a dotted path")
@@ -123,7 +123,7 @@ class Reader:
         return {name.lower(): path for name, path in handlers.items()}
 
     def retention(self) -> dict[int, timedelta | None]:
-        given = self.mapping("RETENTION")
+        given = self.named_values("RETENTION")
         kept = {**DEFAULTS["RETENTION"], **given}
         for name, value in given.items():
             if STATUS_NAMES.get(name) not in states.FINAL:
@@ -139,8 +139,8 @@ class Reader:
                 kept.pop(name)
         return {STATUS_NAMES[name]: value for name, value in kept.items()}
 
-    def entries(self, key: str, is_sound: Callable[[str], object], wanted: str) -> tuple[str, ...]:
-        """A list of strings that are sound, which raises no more than ValueError."""
+    def strings(self, key: str, is_sound: Callable[[str], object], wanted: str) -> tuple[str, ...]:
+        """A list of strings, each of them sound; `is_sound` may raise ValueError."""
         value = self.values[key]
         if not isinstance(value, list | tuple | set | frozenset) or not all(
             isinstance(entry, str) and entry for entry in value
@@ -159,7 +159,7 @@ class Reader:
 
     def secrets(self, rules: Mapping[str, Rule]) -> dict[str, SecretFor]:
         secrets: dict[str, SecretFor] = {}
-        for name, value in self.mapping("SECRETS").items():
+        for name, value in self.named_values("SECRETS").items():
             if isinstance(value, SecretFor):
                 secrets[name] = value
             elif callable(value) or (isinstance(value, str) and value):
@@ -185,21 +185,21 @@ class Reader:
             key.decode("ascii", "replace") if isinstance(key, bytes) else key for key in value
         )
         if keys:
-            from callqueue.security.encryption import check_keys
+            from callqueue.security.encryption import key_problems
 
-            self.wrong.extend(f"CALLQUEUE['ENCRYPTION_KEYS']: {why}" for why in check_keys(keys))
+            self.wrong.extend(f"CALLQUEUE['ENCRYPTION_KEYS']: {why}" for why in key_problems(keys))
         return keys
 
-    def size(self, key: str, least: int = 1, unit: str = "bytes") -> int:
+    def whole_number(self, key: str, least: int = 1, unit: str = "bytes") -> int:
         value = self.values[key]
         if type(value) is int and value >= least:
             return value
         self.note(key, f"is not a whole number of {unit} of at least {least}")
         return int(DEFAULTS[key])
 
-    def numbers(self, key: str, least: Mapping[str, float]) -> dict[str, float]:
+    def named_numbers(self, key: str, least: Mapping[str, float]) -> dict[str, float]:
         numbers = dict(DEFAULTS[key])
-        for name, value in self.mapping(key).items():
+        for name, value in self.named_values(key).items():
             if name not in numbers:
                 self.note(key, f"unknown key {name!r}{suggest(name, numbers)}")
             elif (

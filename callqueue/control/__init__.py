@@ -13,7 +13,7 @@ from callqueue import conf, events, tables, texts
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.ledger_time import LedgerNow
-from callqueue.limits.budgets import key_parts, scopes_of
+from callqueue.limits.budgets import named_parts, scopes_of
 from callqueue.limits.durations import LONGEST
 from callqueue.limits.rules import MAX_NAME
 from callqueue.sending.validation import check_key, encode
@@ -52,7 +52,7 @@ def condition_of_pause(key: str) -> Q:
     """The condition of the calls that a pause of this key, as `check_key` has it, holds."""
     per, value = _only_part(key) or ("key", key)
     whole = Q(key=key)
-    if per == "key" and value == key and key_parts(key):
+    if per == "key" and value == key and named_parts(key):
         return whole
     # In the text of several names: what is quoted within one has a backslash before its quotes.
     part = encode({per: value})[1:-1]
@@ -64,7 +64,7 @@ def condition_of_pause(key: str) -> Q:
 def _only_part(key: str) -> tuple[str, str] | None:
     """The name and value of a key that has no other; None too where no hold can be per that."""
     parts = scopes_of(key) - {("key", key)}
-    is_only = len(key_parts(key)) == 1
+    is_only = len(named_parts(key)) == 1
     return next((part for part in parts if is_only and len(part[0]) <= MAX_NAME), None)
 
 
@@ -79,7 +79,7 @@ def resume(
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
-    return holds.lift(using, rule, text, but=_kept_sources(text, restored=restored))
+    return holds.lift(using, rule, text, but_sources=_kept_sources(text, restored=restored))
 
 
 def count_ending(
@@ -88,7 +88,7 @@ def count_ending(
     """How many holds `resume` would end now."""
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
-    return holds.count(using, rule, text, but=_kept_sources(text, restored=restored))
+    return holds.count(using, rule, text, but_sources=_kept_sources(text, restored=restored))
 
 
 def _kept_sources(key: str, *, restored: bool) -> Sequence[str]:

@@ -21,9 +21,9 @@ from django.db.models.expressions import DatabaseDefault
 from django.db.models.signals import post_init, pre_init
 
 from callqueue.database.statements import (
-    free_ids,
     is_postgresql,
     listed,
+    lock_free_ids_sql,
     placeholders,
     quoted,
     rows,
@@ -50,7 +50,7 @@ _READY = (
 M = TypeVar("M", bound=models.Model)
 
 
-def in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
+def pks_in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
     """Primary keys in order, `size` at a time, each batch read when it is asked for. Rows that the
     caller changes meanwhile, so that they are no more among `rows`, are not missed.
     """
@@ -77,7 +77,7 @@ class Shape:
     types: str
 
     def recordset(self, values: Sequence[list[Any]]) -> tuple[str, list[Any]]:
-        """The rows as a table `v` (v0, v1, ...), and its parameter. Changes `values`."""
+        """SQL: the rows as a table `v` (v0, v1, ...), and its parameter. Changes `values`."""
         for one in values:
             for i, prepare in self.unready:
                 one[i] = prepare(one[i])
@@ -88,10 +88,10 @@ class Shape:
             f"(SELECT * FROM json_to_recordset(CAST(%s AS json)) AS r({self.types})"
             f" LIMIT {len(values)}) AS v"
         )
-        return source, [_document(records)]
+        return source, [_json_document(records)]
 
 
-def _document(records: list[dict[str, Any]]) -> str:
+def _json_document(records: list[dict[str, Any]]) -> str:
     # One look through the document costs a tenth of a look at every text before.
     document = json.dumps(records, default=str)
     if "\\u0000" in document or "\\ud" in document:
@@ -101,7 +101,7 @@ def _document(records: list[dict[str, Any]]) -> str:
 
 @lru_cache(maxsize=256)
 def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shape:
-    """The fields of these names ("pk" is the primary key), in this order."""
+    """The Shape of the fields of these names ("pk" is the primary key), in this order."""
     connection, key = connections[using], model._meta.pk
     fields: list[Any] = [key if name == "pk" else model._meta.get_field(name) for name in names]
     columns = tuple(f"v{i}" for i in range(len(fields)))
@@ -113,20 +113,20 @@ def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shap
     return Shape(
         tuple(fields),
         tuple(connection.ops.quote_name(field.column) for field in fields),
-        unready=tuple((i, _preparer_of(using, f)) for i, f in placed if type(f) not in _READY),
+        unready=tuple((i, _json_converter(using, f)) for i, f in placed if type(f) not in _READY),
         sealed=tuple((i, f) for i, f in placed if getattr(f, "bound_to", "") == key.name),
         names=columns,
         types=", ".join(types),
     )
 
 
-def _preparer_of(using: str, field: Any) -> Callable[[Any], Any]:
-    if hasattr(field, "in_document"):
-        return field.in_document  # type: ignore[no-any-return]
-    return lambda value: _bare(field.get_db_prep_save(value, connections[using]))
+def _json_converter(using: str, field: Any) -> Callable[[Any], Any]:
+    if hasattr(field, "value_in_json"):
+        return field.value_in_json  # type: ignore[no-any-return]
+    return lambda value: _unwrapped_json(field.get_db_prep_save(value, connections[using]))
 
 
-def _bare(value: Any) -> Any:
+def _unwrapped_json(value: Any) -> Any:
     """What a driver's wrapper of JSON wraps: psycopg's Jsonb, psycopg2's Json."""
     return getattr(value, "obj", getattr(value, "adapted", value))
 
@@ -143,8 +143,8 @@ def new_object(model: type[M], values: Mapping[str, Any]) -> M:
     return one
 
 
-def read_object(model: type[M], using: str, values: Mapping[str, Any]) -> M:
-    """The object of a row's columns, as `only` makes it at a multiple of the cost."""
+def object_from_row(model: type[M], using: str, values: Mapping[str, Any]) -> M:
+    """An object of columns that were read, as `only` makes it at a multiple of the cost."""
     one = model.__new__(model)
     one.__dict__.update(values, _state=ModelState())
     one._state.adding, one._state.db = False, using
@@ -173,9 +173,9 @@ def insert_each(
     """
     if not is_postgresql(using) or not records:
         objects = [model(**record) for record in records]
-        return [made.pk for made in _rows(model, using).bulk_create(objects)]
+        return [made.pk for made in _plain_queryset(model, using).bulk_create(objects)]
     values = [list(record.values()) for record in records]
-    return [pk for (pk,) in _inserted(using, model, tuple(records[0]), values, [model._meta.pk])]
+    return [pk for (pk,) in _insert(using, model, tuple(records[0]), values, [model._meta.pk])]
 
 
 def insert_objects(
@@ -188,29 +188,29 @@ def insert_objects(
     """
     for at in range(0, len(objects), batch_size):
         batch = objects[at : at + batch_size]
-        left_out, given = _fields(model, batch)
+        left_out, given = _split_fields(model, batch)
         if not is_postgresql(using) and len(batch) == 1 and not unless_there:
             batch[0].save_base(using=using, force_insert=True)  # bulk_create begins a transaction
             continue
         if not is_postgresql(using) or _has_expressions(given, batch):
-            _rows(model, using).bulk_create(batch, ignore_conflicts=unless_there)
+            _plain_queryset(model, using).bulk_create(batch, ignore_conflicts=unless_there)
             continue
         back = [model._meta.pk, *left_out]
         names = tuple(field.name for field in given)
         conflicts = " ON CONFLICT DO NOTHING" if unless_there else ""
-        found = _inserted(using, model, names, _values(batch, given), back, conflicts)
+        found = _insert(using, model, names, _field_values(batch, given), back, conflicts)
         for one, values in () if unless_there else zip(batch, found, strict=True):
-            _complete(one, using, back, values)
+            _mark_inserted(one, using, back, values)
     return objects
 
 
-def _rows(model: type[models.Model], using: str) -> QuerySet[Any]:
+def _plain_queryset(model: type[models.Model], using: str) -> QuerySet[Any]:
     # Not by the model's own manager or `save`, which know the app's rows from other code's.
     return QuerySet(model, using=using)
 
 
-def _fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[Any]]:
-    # those that the database fills for every object, and the others
+def _split_fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[Any]]:
+    # left out: those that the database fills for every object; and given: the others
     left_out, given = list[Any](), list[Any]()
     for field in model._meta.concrete_fields:
         if field.primary_key:
@@ -221,46 +221,46 @@ def _fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[Any]]:
     return left_out, given
 
 
-def _has_expressions(given: Sequence[Any], batch: Sequence[M]) -> bool:
+def _has_expressions(fields: Sequence[Any], objects: Sequence[M]) -> bool:
     """Whether the database is to fill in one of these fields for some of the objects only."""
-    defaults = [field.attname for field in given if field.has_db_default()]
+    defaults = [field.attname for field in fields if field.has_db_default()]
     return any(
-        hasattr(getattr(one, name), "resolve_expression") for name in defaults for one in batch
+        hasattr(getattr(one, name), "resolve_expression") for name in defaults for one in objects
     )
 
 
-def _values(batch: Sequence[M], given: Sequence[Any]) -> list[list[Any]]:
-    take = attrgetter(*(field.attname for field in given))
-    values = [list(take(one)) for one in batch]
-    for i, field in enumerate(given):
-        if hasattr(field, "bound"):
-            for one, row in zip(batch, values, strict=True):
-                row[i] = field.bound(row[i], getattr(one, field.bound_to))
+def _field_values(objects: Sequence[M], fields: Sequence[Any]) -> list[list[Any]]:
+    take = attrgetter(*(field.attname for field in fields))
+    values = [list(take(one)) for one in objects]
+    for i, field in enumerate(fields):
+        if hasattr(field, "bind_row"):
+            for one, row in zip(objects, values, strict=True):
+                row[i] = field.bind_row(row[i], getattr(one, field.bound_to))
     return values
 
 
-def _complete(one: M, using: str, back: Sequence[Any], values: Sequence[Any]) -> None:
-    for field, value in zip(back, values, strict=True):
+def _mark_inserted(one: M, using: str, returned: Sequence[Any], values: Sequence[Any]) -> None:
+    for field, value in zip(returned, values, strict=True):
         setattr(one, field.attname, value)
     one._state.adding, one._state.db = False, using
 
 
-def _inserted(
+def _insert(
     using: str,
     model: type[models.Model],
     names: tuple[str, ...],
     values: Sequence[list[Any]],
-    back: Sequence[Any],
+    returned: Sequence[Any],
     conflicts: str = "",
 ) -> list[Any]:
-    """Insert rows of these fields' values into PostgreSQL; the columns `back` of each in turn."""
+    """Insert rows of these fields' values into PostgreSQL; the `returned` columns of each."""
     written = shape(using, model, names)
     source, parameters = written.recordset(values)
     given = ", ".join(f"v.{name}" for name in written.names)
-    returned = ", ".join(quoted(using, field.column) for field in back)
+    returning = ", ".join(quoted(using, field.column) for field in returned)
     sql = (
         f"INSERT INTO {quoted(using, model._meta.db_table)} ({', '.join(written.columns)})"
-        f" SELECT {given} FROM {source}{conflicts} RETURNING {returned}"
+        f" SELECT {given} FROM {source}{conflicts} RETURNING {returning}"
     )
     return rows(using, sql, parameters)
 
@@ -286,7 +286,7 @@ def update_each(
     written, values = shape(using, model, names), [[one[name] for name in names] for one in records]
     for i, field in written.sealed:
         for one in values:
-            one[i] = field.bound(one[i], one[0])
+            one[i] = field.bind_row(one[i], one[0])
     # As a CASE the condition fits no partial index: rows are found by their keys, and not by
     # reading every row for which it is true.
     fence = f" AND CASE WHEN {where} THEN 1 ELSE 0 END = 1" if where else ""
@@ -295,8 +295,8 @@ def update_each(
     if not is_postgresql(using):
         fence += f" AND t.{written.columns[same]} = %s"
         sets = ", ".join(f"{column} = %s" for column in columns)
-        prepared = (_prepared(using, written.fields, one) for one in values)
-        return _one_by_one(
+        prepared = (_prepared_for_save(using, written.fields, one) for one in values)
+        return _run_each(
             using,
             f"UPDATE {table} AS t SET {sets} WHERE t.{key} = %s{fence}",
             [[*rest, pk, *params, (pk, *rest)[same]] for pk, *rest in prepared],
@@ -310,14 +310,14 @@ def update_each(
     return run(using, sql, [*bound, *params, *(record["pk"] for record in records)])
 
 
-def _one_by_one(using: str, sql: str, params: Sequence[Sequence[Any]]) -> int:
+def _run_each(using: str, sql: str, params: Sequence[Sequence[Any]]) -> int:
     """Run a statement for each of these parameters, all or none; the count of rows changed."""
     with transaction.atomic(using=using, savepoint=False), connections[using].cursor() as cursor:
         cursor.executemany(sql, params)
         return int(cursor.rowcount)
 
 
-def _prepared(using: str, fields: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def _prepared_for_save(using: str, fields: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     connection = connections[using]
     return [
         field.get_db_prep_save(value, connection)
@@ -334,7 +334,7 @@ def update_free(
 ) -> int:
     """As `update_each`, for rows that nobody else has locked; the locked ones are passed over."""
     table, ids = quoted(using, model._meta.db_table), listed(one["pk"] for one in records)
-    free = free_ids(using, table, ids)
+    free = lock_free_ids_sql(using, table, ids)
     if is_postgresql(using):
         return update_each(model, using, records, f"t.id IN ({free}) AND {where}", params)
     with writing(using):
@@ -352,4 +352,4 @@ def delete_each(model: type[models.Model], using: str, pks: Sequence[int]) -> in
     table = quoted(using, model._meta.db_table)
     if is_postgresql(using) or not pks:
         return run(using, f"DELETE FROM {table} WHERE id IN ({listed(pks)})")
-    return _one_by_one(using, f"DELETE FROM {table} WHERE id = %s", [[pk] for pk in pks])
+    return _run_each(using, f"DELETE FROM {table} WHERE id = %s", [[pk] for pk in pks])

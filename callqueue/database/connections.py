@@ -64,7 +64,7 @@ def kept_connection(using: str) -> Iterator[None]:
     if in_transaction(using) or is_sqlite(using):
         yield
         return
-    connection = _take(using)
+    connection = _take_kept(using)
     try:
         yield
     except BaseException:
@@ -72,13 +72,13 @@ def kept_connection(using: str) -> Iterator[None]:
         raise
     is_sound = not connection.in_atomic_block and not connection.errors_occurred
     if connections[using] is connection and is_sound:
-        _store(using, connection)
+        _put_back(using, connection)
 
 
-def _take(using: str) -> Any:
+def _take_kept(using: str) -> Any:
     """Make the kept one that was used last this thread's; the connection, closed if it failed."""
     with suppress(IndexError):
-        last = _kept(using).pop()
+        last = _kept_connections(using).pop()
         connections[using].close()
         connections[using] = last
     connection = connections[using]
@@ -87,21 +87,21 @@ def _take(using: str) -> Any:
     return connection
 
 
-def _store(using: str, connection: Any) -> None:
+def _put_back(using: str, connection: Any) -> None:
     connection.close_at = None
     if not connection.allow_thread_sharing:
         connection.inc_thread_sharing()
     del connections[using]
-    _kept(using).append(connection)
+    _kept_connections(using).append(connection)
 
 
-def _kept(using: str) -> list[Any]:
+def _kept_connections(using: str) -> list[Any]:
     # Looked up at each use: what is put into a list that was closed since, nobody would find again.
     return kept.setdefault((os.getpid(), using), [])
 
 
 def is_still_usable(using: str, raw: Any) -> bool:
-    """Whether this thread's connection is still that, and goes on: only a statement failed."""
+    """Whether this thread's driver connection is still `raw` (None: any) and its server answers."""
     now = raw_connection(using)
     if now is None or raw not in (None, now) or in_transaction(using):
         return False
@@ -130,7 +130,7 @@ def close_all() -> None:
             connection.close()
 
 
-def connect_within(using: str, seconds: int) -> None:
+def set_connect_timeout(using: str, seconds: int) -> None:
     """Let connecting take no longer than this, unless the settings say how long it may take."""
     if not is_sqlite(using):
         options = connections[using].settings_dict.setdefault("OPTIONS", {})

@@ -50,8 +50,8 @@ def can_listen(using: str) -> bool:
     return bool(rows(using, "SELECT pg_backend_pid()")[0][0] == raw.info.backend_pid)
 
 
-def listen(using: str, wanted: bool) -> None:
-    run(using, f"{'LISTEN' if wanted else 'UNLISTEN'} {CHANNEL}")
+def set_listening(using: str, is_wanted: bool) -> None:
+    run(using, f"{'LISTEN' if is_wanted else 'UNLISTEN'} {CHANNEL}")
 
 
 def raise_flag(using: str) -> bool:
@@ -64,11 +64,11 @@ def lower_flag(using: str) -> None:
     rows(using, f"SELECT pg_advisory_unlock({_FLAG})")
 
 
-def wait_for_word(using: str, seconds: float) -> set[str]:
-    """Wait so long for a word: the rules that senders named, "" for any; empty: none came."""
+def wait_for_notification(using: str, seconds: float) -> set[str]:
+    """Wait so long for senders: the rules that they named, "" for any; empty: none notified."""
     raw = connections[using].connection
     with connections[using].wrap_database_errors:
-        if came_before := _received(raw):
+        if came_before := _take_notifications(raw):
             return came_before
         with selectors.DefaultSelector() as selector:
             selector.register(raw.fileno(), selectors.EVENT_READ)
@@ -76,10 +76,10 @@ def wait_for_word(using: str, seconds: float) -> set[str]:
                 return set()
         if not callable(raw.notifies):  # psycopg 2
             raw.poll()
-        return _received(raw) or {""}
+        return _take_notifications(raw) or {""}
 
 
-def _received(raw: Any) -> set[str]:
+def _take_notifications(raw: Any) -> set[str]:
     # What came along with the answer to a statement: who waits to read would sleep over it.
     if callable(raw.notifies):  # psycopg 3
         return {word.payload for word in raw.notifies(timeout=0)}

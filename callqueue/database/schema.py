@@ -76,7 +76,7 @@ def finish_tables(schema_editor: Any, tables: Sequence[str]) -> None:
         for statement in WAKE:
             schema_editor.execute(statement)
     elif vendor == "mysql":
-        _tell_text_apart(schema_editor, tables)
+        _set_collation(schema_editor, tables)
         for name, (table, columns) in _WHOLE_INDEXES.items():
             schema_editor.execute(f"CREATE INDEX {name} ON {table} ({columns})")
         for statement in _ONE_UNFINISHED:
@@ -89,17 +89,17 @@ def unfinish_tables(schema_editor: Any) -> None:
             schema_editor.execute(statement)
 
 
-def _tell_text_apart(schema_editor: Any, tables: Sequence[str]) -> None:
+def _set_collation(schema_editor: Any, tables: Sequence[str]) -> None:
     """Compare text by its characters: by default `A`, `a` and `a ` are one key there."""
     with schema_editor.connection.cursor() as cursor:
-        collation = _collation(cursor)
+        collation = _find_collation(cursor)
     for table in tables:
         schema_editor.execute(
             f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}"
         )
 
 
-def _collation(cursor: Any) -> str:
+def _find_collation(cursor: Any) -> str:
     cursor.execute(
         "SELECT collation_name FROM information_schema.collations"
         f" WHERE collation_name IN ({placeholders(_BY_CHARACTER)})",

@@ -73,7 +73,7 @@ def from_us(instant: Us) -> datetime:
 
 
 def instant_us(value: Any) -> Us:
-    """Microseconds since the epoch from what a driver returned: a datetime, else UTC, or text."""
+    """As `to_us`, of what a driver returned: a datetime, in UTC if it is naive, or its text."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     return to_us(value if value.tzinfo else value.replace(tzinfo=UTC))
@@ -90,6 +90,6 @@ def micros_sql(using: str, instant: str) -> str:
 
 
 def part_sql(using: str, instant: str, begin: int, width: int) -> str:
-    """SQL: in which part of time, from `begin`, `width` long each, an instant is. Microseconds."""
+    """SQL: the number of an instant's part of time, each `width` microseconds long from `begin`."""
     words = dialect(using)
     return f"(({words.micros.format(instant)} - {begin}) {words.divided} {width})"

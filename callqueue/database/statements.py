@@ -114,7 +114,6 @@ def is_mysql(using: str) -> bool:
 
 
 def is_sqlite(using: str) -> bool:
-    """Whether the database is SQLite, where one connection writes at a time."""
     return str(connections[using].vendor) == "sqlite"
 
 
@@ -122,13 +121,14 @@ def is_sqlite(using: str) -> bool:
 
 
 def rows(using: str, sql: str, params: Sequence[Any] = ()) -> list[Any]:
+    """Run a statement; all the rows that it returns."""
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
         found: list[Any] = cursor.fetchall()
         return found
 
 
-def of_each(using: str, selects: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+def union_all(using: str, selects: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
     """What these SELECTs return, each with its parameters, TOGETHER of them in a statement."""
     found: list[Any] = []
     for chunk in (selects[at : at + TOGETHER] for at in range(0, len(selects), TOGETHER)):
@@ -188,17 +188,17 @@ class Columns:
                 row[place] = converter(row[place], column, connection)
         return found
 
-    def mapped(self, sql: str, params: Sequence[Any], *more: str) -> list[dict[str, Any]]:
+    def rows_by_name(self, sql: str, params: Sequence[Any], *more: str) -> list[dict[str, Any]]:
         """All rows by the columns' names, "alias.name"; `more` names what else is selected."""
         names = [*self.names, *more]
         return [dict(zip(names, row, strict=True)) for row in self.rows(sql, params)]
 
-    def changed(self, update: str, params: Sequence[Any], source: str) -> list[dict[str, Any]]:
+    def updated(self, update: str, params: Sequence[Any], source: str) -> list[dict[str, Any]]:
         """Run an UPDATE of locked rows; what it returns, or else a SELECT from this source."""
         if is_postgresql(self.using):
-            return self.mapped(f"{update} RETURNING {self.sql}", params)
+            return self.rows_by_name(f"{update} RETURNING {self.sql}", params)
         run(self.using, update, params)
-        return self.mapped(f"SELECT {self.sql} {source}", ())
+        return self.rows_by_name(f"SELECT {self.sql} {source}", ())
 
 
 def loaded(value: Any) -> Any:
@@ -226,7 +226,7 @@ def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]
     return words.number.format(column), [words.place(name)]
 
 
-def locking(using: str) -> AbstractContextManager[None]:
+def lock_transaction(using: str) -> AbstractContextManager[None]:
     """A transaction for `locked` rows; nothing on a database without row locks."""
     if connections[using].features.has_select_for_update:
         return transaction.atomic(using=using)
@@ -234,7 +234,7 @@ def locking(using: str) -> AbstractContextManager[None]:
 
 
 def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
-    """Lock the rows that nobody else has locked, and pass over the rest; or wait for all."""
+    """The rows, locked as they are read: those that nobody else has locked; with `wait`, all."""
     features = connections[rows.db].features
     if not features.has_select_for_update:
         return rows
@@ -253,8 +253,8 @@ def skip_locked(using: str) -> str:
     )
 
 
-def free_ids(using: str, table: str, ids: str) -> str:
-    """A SELECT that locks the free rows of these ids (as `listed` writes them): their ids."""
+def lock_free_ids_sql(using: str, table: str, ids: str) -> str:
+    """A SELECT that locks those of these ids (as `listed` writes them) that nobody has locked."""
     return f"SELECT id FROM {table} WHERE id IN ({ids}) ORDER BY id{skip_locked(using)}"
 
 
@@ -280,17 +280,16 @@ def writing(using: str) -> Iterator[None]:
             yield
         return
     atomic = transaction.atomic(using=using)
-    with _in_mode(connection, "IMMEDIATE") if is_sqlite(using) else atomic:
+    with _sqlite_transaction(connection, "IMMEDIATE") if is_sqlite(using) else atomic:
         yield
         if _is_undone(connection):
             raise OperationalError("the transaction was undone in between")
 
 
 @contextmanager
-def by_index(using: str) -> Iterator[None]:
-    """A transaction whose reads go by an index where there is one. PostgreSQL goes through the
-    whole table for rows that it takes for many, though they may all lie at its end.
-    """
+def index_scans(using: str) -> Iterator[None]:
+    """A transaction whose reads go by an index wherever there is one that serves them."""
+    # PostgreSQL reads the whole table for rows that it takes for many, which may lie at its end.
     with transaction.atomic(using=using):
         if is_postgresql(using):
             rows(using, "SELECT set_config('enable_seqscan', 'off', true)")
@@ -298,9 +297,8 @@ def by_index(using: str) -> Iterator[None]:
 
 
 def _is_undone(connection: Any) -> bool:
-    """Whether the transaction is, though nothing was raised: by an error that somebody has
-    swallowed, or with its connection. Django would say that it is committed, and so would a server.
-    """
+    """Whether the transaction is undone, by an error that was swallowed or with its connection."""
+    # Django would say that it is committed, and so would a server.
     raw = connection.connection
     if connection.needs_rollback or connection.closed_in_transaction or raw is None:
         return True
@@ -310,7 +308,7 @@ def _is_undone(connection: Any) -> bool:
 
 
 @contextmanager
-def one_view(using: str) -> Iterator[None]:
+def one_snapshot(using: str) -> Iterator[None]:
     """Statements that only read, and see what was committed before the first of them: so nothing
     that changes between two of them is counted by both, or by none. Inside a transaction of the
     caller's they see what it lets them see.
@@ -319,25 +317,25 @@ def one_view(using: str) -> Iterator[None]:
     if connection.in_atomic_block or not connection.get_autocommit():
         yield
     elif is_sqlite(using):
-        with _in_mode(connection, "DEFERRED"):
+        with _sqlite_transaction(connection, "DEFERRED"):
             yield
     elif is_mysql(using):
-        _isolate(connection)  # the next transaction
+        _set_repeatable_read(connection)  # the next transaction
         with transaction.atomic(using=using):
             yield
     else:
         with transaction.atomic(using=using):
-            _isolate(connection)
+            _set_repeatable_read(connection)
             yield
 
 
-def _isolate(connection: Any) -> None:
+def _set_repeatable_read(connection: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 @contextmanager
-def _in_mode(connection: Any, mode: str) -> Iterator[None]:
+def _sqlite_transaction(connection: Any, mode: str) -> Iterator[None]:
     """A transaction that SQLite begins in this mode."""
     # Connecting sets transaction_mode, and a thread's first statement may be this one.
     connection.ensure_connection()
@@ -373,14 +371,14 @@ def _is_deadlock(error: OperationalError) -> bool:
     return error.args[:1] == (_MYSQL_DEADLOCK,) or code == _POSTGRESQL_DEADLOCK
 
 
-def without_waiting_for_disk(using: str) -> str:
+def lazy_commit_sql(using: str) -> str:
     """SQL for the end of a statement that changes rows: the commit returns before it is on disk, so
     a crash soon after may undo it, whole. "" on other databases than PostgreSQL.
     """
     return dialect(using).lazily.replace(",", " RETURNING", 1)
 
 
-def within_idle_seconds(using: str, seconds: int) -> str:
+def idle_timeout_sql(using: str, seconds: int) -> str:
     """SQL for the columns of a transaction's first SELECT: the server ends the transaction once its
     process has been silent for so long. One that is frozen must not keep its locks for ever.
 
@@ -390,9 +388,9 @@ def within_idle_seconds(using: str, seconds: int) -> str:
     return "" if is_nested(using) else dialect(using).silent.format(seconds)
 
 
-def end_if_silent(using: str, seconds: int) -> None:
-    """Have the server end this transaction as `within_idle_seconds` says, where it can."""
-    if sql := within_idle_seconds(using, seconds):
+def set_idle_timeout(using: str, seconds: int) -> None:
+    """Have the server end this transaction as `idle_timeout_sql` says, where it can."""
+    if sql := idle_timeout_sql(using, seconds):
         rows(using, f"SELECT 1{sql}")
 
 
@@ -407,7 +405,7 @@ def begins_with(using: str, column: str, text: str) -> Q:
     return Q(**{f"{column}__gte": text, f"{column}__lt": text + LAST_CHARACTER})
 
 
-def distinct_next(
+def next_distinct(
     using: str,
     table: str,
     column: str,
@@ -442,7 +440,7 @@ def distinct_next(
     return [value for (value,) in rows(using, sql, [*params, after, *params, count])]
 
 
-def distinct_pairs(
+def distinct_pairs_sql(
     using: str,
     table: str,
     columns: tuple[str, str],
@@ -452,7 +450,7 @@ def distinct_pairs(
     after: tuple[Any, Any],
     count: int,
 ) -> tuple[str, list[Any]]:
-    """A SELECT of distinct pairs (a, b) of two columns, in order, stepped as in `distinct_next`."""
+    """A SELECT of distinct pairs (a, b) of two columns, in order, stepped as in `next_distinct`."""
     one, two, table = (quoted(using, name) for name in (*columns, table))
     select = f"SELECT c.{one} AS a, c.{two} AS b FROM {table} c WHERE {where}"
     if not is_postgresql(using):
@@ -468,7 +466,7 @@ def distinct_pairs(
     return sql, [*params, *after, *params]
 
 
-def first_of_each(
+def first_ids_of_each(
     using: str,
     table: str,
     columns: tuple[str, str],

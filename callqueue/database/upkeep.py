@@ -84,7 +84,7 @@ class ForeignKey(NamedTuple):
     target: str
 
 
-def existing(using: str, tables: Sequence[str]) -> list[str]:
+def existing_tables(using: str, tables: Sequence[str]) -> list[str]:
     with connections[using].cursor() as cursor:
         names = set(connections[using].introspection.table_names(cursor))
     return [table for table in tables if table in names]
@@ -97,14 +97,14 @@ def foreign_keys_to(using: str, tables: Sequence[str]) -> list[ForeignKey]:
     return [ForeignKey(*map(str, row)) for row in rows(using, sql, [*tables, *tables])]
 
 
-def lock_whole(using: str, tables: Sequence[str]) -> None:
+def lock_tables(using: str, tables: Sequence[str]) -> None:
     """Let nobody read or write the tables until the transaction ends, where a database can."""
     if is_postgresql(using) and tables:
         names = ", ".join(quoted(using, table) for table in tables)
         run(using, f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
 
 
-def drop(using: str, tables: Sequence[str]) -> None:
+def drop_tables(using: str, tables: Sequence[str]) -> None:
     """Drop all of callqueue's tables that are there, and the foreign keys that point at them. No
     column and no row of a table that stays goes.
 
@@ -113,7 +113,7 @@ def drop(using: str, tables: Sequence[str]) -> None:
     """
     keys = foreign_keys_to(using, tables)
     if is_sqlite(using):
-        _cut_out(using, {key.table for key in keys}, tables)
+        _cut_out_foreign_keys(using, {key.table for key in keys}, tables)
     else:
         word = "FOREIGN KEY" if is_mysql(using) else "CONSTRAINT"
         for key in keys:
@@ -125,8 +125,8 @@ def drop(using: str, tables: Sequence[str]) -> None:
         run(using, f"DROP TABLE {quoted(using, table)}")
 
 
-def _cut_out(using: str, owners: set[str], targets: Sequence[str]) -> None:
-    # The way that https://sqlite.org/lang_altertable.html names. Rows, triggers and indexes stay.
+def _cut_out_foreign_keys(using: str, owners: set[str], targets: Sequence[str]) -> None:
+    # On SQLite, in the way of https://sqlite.org/lang_altertable.html: rows and indexes stay.
     if not owners:
         return
     one_of = "|".join(map(re.escape, targets))

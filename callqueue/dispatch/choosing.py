@@ -49,7 +49,7 @@ def rooms_of_workers(
     is_short = False
     for rule, found in candidates.items():
         listed = [call for call in found if not call.has_maker]
-        if _is_doubtful(account, rule, listed, lease):
+        if _may_lack_workers(account, rule, listed, lease):
             queues = account.book.rules[rule].queue_names
             own = {(rule, queue): _room_of_queue(account, rule, queue, lease) for queue in queues}
             rooms |= own
@@ -57,7 +57,7 @@ def rooms_of_workers(
     return rooms, is_short
 
 
-def _is_doubtful(
+def _may_lack_workers(
     account: Account, rule: str, candidates: Sequence[Candidate], lease: float
 ) -> bool:
     """Whether much is open, or calls came back while nothing is known to be begun."""
@@ -69,20 +69,19 @@ def _is_doubtful(
     return (
         came_back
         or account.is_cut
-        or may_be_behind(account.open_by_rule[rule])
+        or workers_may_be_behind(account.open_by_rule[rule])
         or account.open_by_rule[rule] + len(candidates) > trusted_count(lease)
     )
 
 
-def may_be_behind(open_attempts: int) -> bool:
-    """Whether workers may be behind. An account may know of no more than a sample."""
+def workers_may_be_behind(open_attempts: int) -> bool:
+    """An account may know of no more than a sample of the open attempts."""
     return open_attempts >= min(trusted_count(conf.current().release_lease), KNOWN)
 
 
 def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int:
-    """How many more attempts may be released: some on trust, and as many as workers begun lately.
-
-    One at a time where nobody seems to listen: it is begun as soon as somebody does.
+    """How many more attempts may be released: some on trust, and as many as workers begun lately;
+    where nobody seems to listen, one at a time, which is begun as soon as somebody does.
     """
     now = from_us(account.now)
     lately = now - timedelta(seconds=min(LATELY, lease / 4))
@@ -142,7 +141,6 @@ def choose(
     room: Room = ROOMY,
 ) -> Plan:
     """Choose at most about `batch` releases of each rule. As many statements, whatever waits.
-
     `served`: when each rule was served last. `room`: of whoever makes the calls. `sake`: a rule and
     a priority, where the pass is for a call that has its maker: nothing is looked at that cannot go
     before it, and only what has its maker goes.
@@ -150,24 +148,24 @@ def choose(
     keys = KeysInTurn(account, held, batch)
     finder = _Finder(account, held, keys, batch, sake, room)
     found = {
-        rule: finder.find(rule)
+        rule: finder.find_candidates(rule)
         for rule in account.rules
         if rule in account.book.settings.rules and not held.blocking(rule) and finder.concerns(rule)
     }
-    candidates, unfit = _fit({rule: one.calls for rule, one in found.items()}, account.book)
+    candidates, unfit = _split_unfit({rule: one.calls for rule, one in found.items()}, account.book)
     rooms, is_short = rooms_of_workers(account, candidates)
     made = planning.plan(account, candidates, held, served, room, rooms)
     made.unfit = unfit
     gone = Counter(call.rule for call in made.releases)
     if sake is not None:
-        made.leave_to_workers()
-    made.wait |= keys.settle(made) | _wait_for_holds(account, held)
+        made.drop_workers_calls()
+    made.wait |= keys.finish(made) | _end_of_holds(account, held)
     for rule, one in found.items():
         made.wait |= one.wait
         if gone[rule] < len(candidates[rule]):
             continue
         if one.is_limited:
-            at, budget = planning.opens(account, rule, _queues(account, held, rule))
+            at, budget = planning.next_opening(account, rule, _queues_not_held(account, held, rule))
             made.wait |= Wait.for_room(at)
             if budget is not None:
                 made.binding.setdefault(rule, budget.id)
@@ -179,6 +177,8 @@ def choose(
 
 @dataclass(frozen=True)
 class _Finder:
+    """Finds the candidates of one rule after the other; `sake` as in `choose`."""
+
     account: Account
     held: Held
     keys: KeysInTurn
@@ -191,16 +191,16 @@ class _Finder:
         rules = self.account.book.rules
         return self.sake is None or rules[rule].priority >= rules[self.sake[0]].priority
 
-    def _least(self, rule: str) -> int:
+    def _least_priority(self, rule: str) -> int:
         return self.sake[1] if self.sake is not None and self.sake[0] == rule else -TOP
 
-    def find(self, rule: str) -> _Found:
-        queues = _queues(self.account, self.held, rule)
-        count = planning.room(self.account, rule, self.batch, queues)
+    def find_candidates(self, rule: str) -> _Found:
+        queues = _queues_not_held(self.account, self.held, rule)
+        count = planning.room_of_rule(self.account, rule, self.batch, queues)
         if not count:
             return _Found([], is_limited=True)
         wanted = self._no_more_than_fit(rule, count)
-        calls, wait = self._first(rule, wanted)
+        calls, wait = self._next_candidates(rule, wanted)
         is_full = len(calls) >= self.batch
         if rule in self.keys.in_turn:
             wait |= Wait(is_unfinished=is_full)
@@ -208,39 +208,37 @@ class _Finder:
         return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
 
     def _no_more_than_fit(self, rule: str, count: int) -> int:
-        """The count; with other units, one more than fit if all cost as much as the first."""
+        """The count; with other units, one more than fit if all cost as the first, locked here."""
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
-        args = self.account.using, rule, self.keys.wall, 1, self._least(rule)
-        first = ready_calls.first(*args)
-        if not first or _unfitness(first[0], rule, self.account.book):
+        args = self.account.using, rule, self.keys.wall, 1, self._least_priority(rule)
+        first = ready_calls.lock_next(*args)
+        if not first or _why_unfit(first[0], rule, self.account.book):
             return count
         least = FEWEST if rule in self.keys.in_turn else 1
-        return min(count, max(least, 1 + planning.room_for(self.account, first[0], count)))
+        return min(count, max(least, 1 + planning.room_for_similar(self.account, first[0], count)))
 
-    def _first(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
-        least = self._least(rule)
+    def _next_candidates(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
+        least = self._least_priority(rule)
         if rule in self.keys.in_turn:
             return self.keys.candidates(rule, count, least)
         using, wall, only = self.account.using, self.keys.wall, self.room.only_http
-        found = ready_calls.first(using, rule, wall, count, least, is_http=only)
+        found = ready_calls.lock_next(using, rule, wall, count, least, is_http=only)
         return found, Wait(on_room=only is not None)
 
 
-def _fit(
-    found: Mapping[str, Sequence[Candidate]], book: Book
+def _split_unfit(
+    by_rule: Mapping[str, Sequence[Candidate]], book: Book
 ) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
-    """The candidates that some instant could admit, and why the others never will be: they would
-    keep back all behind them.
-
-    What one dispenser's limit would never admit, and another's would, waits until one has gone.
+    """The candidates that some instant could admit, and why the others, by id, never will go. What
+    one dispenser's limit would never admit, and another's would, waits until one has gone.
     """
-    fit: dict[str, list[Candidate]] = {rule: [] for rule in found}
+    fit: dict[str, list[Candidate]] = {rule: [] for rule in by_rule}
     unfit: dict[int, str] = {}
-    for rule, candidates in found.items():
+    for rule, candidates in by_rule.items():
         for call in candidates:
-            why = _unfitness(call, rule, book)
+            why = _why_unfit(call, rule, book)
             if why is None:
                 fit[rule].append(call)
             else:
@@ -248,7 +246,7 @@ def _fit(
     return fit, unfit
 
 
-def _unfitness(call: Candidate, rule: str, book: Book) -> str | None:
+def _why_unfit(call: Candidate, rule: str, book: Book) -> str | None:
     if call.cost == 1:
         return None
     try:
@@ -257,13 +255,13 @@ def _unfitness(call: Candidate, rule: str, book: Book) -> str | None:
         return str(error)
     for budget in book.settings.budgets[rule]:
         wanted = cost_of(call.cost, budget.limit.unit)
-        if wanted > budget.limit.capacity and not _some_version_admits(book, rule, budget, wanted):
+        if wanted > budget.limit.capacity and not _any_settings_admit(book, rule, budget, wanted):
             limit = f"{budget.limit.unit} are more than {budget.limit.label} ever admits"
             return f"cost: {wanted} {limit}"
     return None
 
 
-def _some_version_admits(book: Book, rule: str, own: Budget, wanted: int) -> bool:
+def _any_settings_admit(book: Book, rule: str, own: Budget, wanted: int) -> bool:
     """Whether any dispenser's settings give this limit another unit, or as much as is wanted."""
     return any(
         wanted <= one.limit.capacity or one.limit.unit != own.limit.unit
@@ -272,11 +270,11 @@ def _some_version_admits(book: Book, rule: str, own: Budget, wanted: int) -> boo
     )
 
 
-def _queues(account: Account, held: Held, rule: str) -> list[str]:
+def _queues_not_held(account: Account, held: Held, rule: str) -> list[str]:
     names = account.book.rules[rule].queue_names
     return [queue for queue in names if not held.blocking(rule, None, queue)]
 
 
-def _wait_for_holds(account: Account, held: Held) -> Wait:
+def _end_of_holds(account: Account, held: Held) -> Wait:
     end = held.first_end(account.rules)
     return Wait(until=to_us(end) if end else None)

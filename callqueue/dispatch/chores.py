@@ -88,7 +88,7 @@ class Chores:
             Chore("keys", GATHER, self._gather_keys, rests=True),
             *statements,
             Chore("callbacks", OWED, partial(callbacks.ask_for_owed, using)),
-            Chore("history", ADD_UP, self._add_up),
+            Chore("history", ADD_UP, self._add_up_sums),
             Chore("reconcile", WATCH, self._ask_to_reconcile),
         )
         if cleans:
@@ -163,7 +163,7 @@ class Chores:
         if not database.in_transaction(self.using):
             ledger_time.watch(self.using).look()
 
-    def _add_up(self) -> None:
+    def _add_up_sums(self) -> None:
         # within somebody's transaction, such as a test's, it would see no more than that
         if not database.in_transaction(self.using):
             sums.bring_up_to_date(self.using)
@@ -178,9 +178,10 @@ class Chores:
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
             after: ready_calls.Pair | None = ready_calls.FIRST
             while after is not None:
-                after = ready_calls.gather(self.using, rule, after)
+                after = ready_calls.give_missing_news(self.using, rule, after)
 
     def _promote(self) -> None:
+        """Make due calls ready; the next round is when the next one is due, at the latest."""
         now = database.clock(self.using)
         if ready_calls.promote(self.using) >= ready_calls.PROMOTED:
             self._pause = 0.0

@@ -24,7 +24,7 @@ from callqueue import broker, clocks, conf, database, events, texts
 from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, Room, RuleGroup
-from callqueue.dispatch.publisher import DOUBT, Outbox, is_full
+from callqueue.dispatch.publisher import DOUBT, Outbox, must_publish_first
 from callqueue.dispatch.release_pass import Pass, Taker, release, tell_of_unfit
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.ledger.settings import Party
@@ -63,7 +63,7 @@ class Listener:
         """Wait so long, or until a call is sent: the rules that may have calls now, "" for any."""
         if seconds < SHORT or time.monotonic() < self._not_before:
             self.disarm()
-        elif self._may_listen():
+        elif self._follow_connection():
             if self._is_armed:
                 return self._hear(min(seconds, DEAF))
             self._is_armed = database.raise_flag(self.using)
@@ -75,7 +75,7 @@ class Listener:
 
     def _hear(self, seconds: float) -> set[str]:
         """Wait for a sender's word. After two for nothing, senders are let be for a while."""
-        told = database.wait_for_word(self.using, seconds)
+        told = database.wait_for_notification(self.using, seconds)
         if told:
             if self._was_for_nothing:
                 self._not_before = time.monotonic() + REST
@@ -96,7 +96,8 @@ class Listener:
             self._listen(False)
         self._connection = None
 
-    def _may_listen(self) -> bool:
+    def _follow_connection(self) -> bool:
+        """Whether its connection can listen; on a new one it begins anew."""
         raw = database.raw_connection(self.using)
         if raw is None or raw is not self._connection:
             self._is_armed, self._is_listening, self._connection = False, False, None
@@ -106,7 +107,7 @@ class Listener:
 
     def _listen(self, wanted: bool) -> None:
         if wanted != self._is_listening:
-            database.listen(self.using, wanted)
+            database.set_listening(self.using, wanted)
             self._is_listening = wanted
 
 
@@ -167,20 +168,19 @@ class Dispenser:
         try:
             while not stop.is_set() and time.monotonic() < end:
                 try:
-                    self.settle(stop)
+                    self.wait_until_clock_settles(stop)
                     wanted = self.tick()
                     left = max(0.0, min(wanted, end - time.monotonic()))
                     self._on_notify(self._listener.wait(stop, left))
                     pause = 0.0
                 except (DatabaseError, InterfaceError) as error:
-                    self._lost_database(error, is_again=pause > 0)
+                    self._reconnect(error, is_again=pause > 0)
                     stop.wait(max(0.0, min(pause, end - time.monotonic())))
                     pause = AWAY
         finally:
             with suppress(DatabaseError, InterfaceError):
                 self.outbox.end(self._all_groups, broker.PATIENCE + LEAVING)
             self.chores.wait(LEAVING)
-            self.chores.is_loop = False
             database.close_kept(self.using)
             with suppress(DatabaseError, InterfaceError):
                 self._listener.close()
@@ -189,7 +189,7 @@ class Dispenser:
         """End this dispenser: what its settings hold of the limits counts no more."""
         self.membership.leave()
 
-    def settle(self, stop: threading.Event) -> None:
+    def wait_until_clock_settles(self, stop: threading.Event) -> None:
         # If the clock has just jumped, only others can have seen it, and they look this often.
         left = ledger_time.watch(self.using).settles_in()
         if left > 0 and recovery.has_others(self.using, self.name):
@@ -202,7 +202,7 @@ class Dispenser:
         return sum(released)
 
     def _run_once(self, maintain: bool, released: list[int]) -> None:
-        self.outbox.undo(self._all_groups)
+        self.outbox.undo_doubtful(self._all_groups)
         self._follow_settings()
         if maintain:
             self.chores.maintain()
@@ -215,17 +215,17 @@ class Dispenser:
 
     def tick(self) -> float:
         """One turn of the loop: what is due is done; the seconds until the next turn."""
-        self.outbox.undo(self._all_groups)
+        self.outbox.undo_doubtful(self._all_groups)
         self._follow_settings()
         self.chores.maintain_if_due()
         self._poll_ready_if_due()
         self._poll_answers()
         for group in self._all_groups:
-            self._apart(group, self.outbox.look)
+            self._do_apart(group, self.outbox.notice_if_done)
         for group in self.groups.values():
-            if self._wants_pass(group) and not is_full(self._all_groups):
-                self._apart(group, self._release)
-        return self._pause()
+            if self._wants_pass(group) and not must_publish_first(self._all_groups):
+                self._do_apart(group, self._release)
+        return self._seconds_to_next_turn()
 
     def _wants_pass(self, group: RuleGroup) -> bool:
         """Whether a pass is due, or there is more room than calls were left for; and any."""
@@ -234,10 +234,10 @@ class Dispenser:
             return group.is_due(time.monotonic())
         room = self._room(self.maker)  # it looks at all that is in flight
         if is_short and room.is_more_than(group.left):
-            group.note_room()
+            group.want_pass_soon()
         return group.is_due(time.monotonic()) and room.most >= 1
 
-    def _apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
+    def _do_apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
         """Do it. A fault in one group stops no other; a database that is away stops all."""
         try:
             work(group)
@@ -254,7 +254,7 @@ class Dispenser:
         room = ROOMY if self.maker is None else self._room(self.maker)
         group.unmade = taker.worker if taker is not None else ""
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
-        done = self._pass(group, room=room, taker=taker)
+        done = self._run_pass(group, room=room, taker=taker)
         # What there is room for yet may stand behind what there was none for.
         group.left = NO_ROOM if done.released else room
         group.unmade = ""
@@ -276,11 +276,11 @@ class Dispenser:
         taker = maker.taker()
         return Room(taker.most or 0, 0) if taker is not None else NO_ROOM
 
-    def _pass(self, group: RuleGroup, **options: Any) -> Pass:
+    def _run_pass(self, group: RuleGroup, **options: Any) -> Pass:
         last = group.next_look.streak
         done = release(self.using, group.rules, self.membership.book, last=last, **options)
         self.membership.is_outdated |= done.next_look.joins
-        group.obey(done.next_look, time.monotonic())
+        group.set_next_look(done.next_look, time.monotonic())
         return done
 
     def _broker_refused(self, group: RuleGroup, error: publisher.BrokerAway) -> None:
@@ -300,18 +300,18 @@ class Dispenser:
             for rule in group.rules
             if rule in own
         ]
-        self._wake(ready_calls.rules_with_ready(self.using, polled))
+        self._wake_groups(ready_calls.rules_with_ready(self.using, polled))
         self._poll_at = time.monotonic() + conf.current().poll
 
     def _on_notify(self, rules: set[str]) -> None:
         """Wake the groups of the rules that senders name; "" leaves it to a look."""
         if "" in rules:
             self._poll_at = 0.0
-        self._wake(rules)
+        self._wake_groups(rules)
 
-    def _wake(self, ready: Set[str]) -> None:
+    def _wake_groups(self, rules: Set[str]) -> None:
         for group in self.groups.values():
-            if group.rests and not ready.isdisjoint(group.rules):
+            if group.rests and not rules.isdisjoint(group.rules):
                 group.wake()
                 self._listener.note_served()
 
@@ -321,17 +321,17 @@ class Dispenser:
         if waiting:
             glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
             for group in waiting:
-                group.notice(glances)
+                group.notice_answers(glances)
 
     def _waiting_for_answers(self) -> list[RuleGroup]:
         return [group for group in self.groups.values() if group.waits_for_answer]
 
-    def _pause(self) -> float:
+    def _seconds_to_next_turn(self) -> float:
         now = time.monotonic()
         wakes = [self._poll_at, self.chores.next_round_at]
         sending = [group for group in self._all_groups if group.sending is not None]
         has_room = self.maker is None or self._room(self.maker).most >= 1
-        if has_room and not is_full(sending):
+        if has_room and not must_publish_first(sending):
             known = [group for group in self.groups.values() if not group.unpublished_from]
             wakes += [group.look_at for group in known if not group.rests]
         is_short = any(group.next_look.on_room for group in self.groups.values())
@@ -344,6 +344,7 @@ class Dispenser:
         return max(0.0, min(wakes) - now)
 
     def _follow_settings(self) -> None:
+        """Serve the groups of what is in force, where that has changed."""
         book = self.membership.follow_settings()
         if book is None:
             return
@@ -361,8 +362,8 @@ class Dispenser:
     def _all_groups(self) -> list[RuleGroup]:
         return [*self.groups.values(), *self._former]
 
-    def _lost_database(self, error: Exception, *, is_again: bool = True) -> None:
-        """Begin anew with a new connection. Once may be a cut connection, or a deadlock."""
+    def _reconnect(self, error: Exception, *, is_again: bool = True) -> None:
+        """Begin anew with a new connection. Told of if it `is_again`: once may be a deadlock."""
         if is_again:
             why = f"{type(error).__name__}: {str(error).strip()[:200]}"
             self._emit_once_a_minute("database_away", error=why)
@@ -419,7 +420,7 @@ class Membership:
         self.is_outdated |= self.party.heartbeat()
 
     def follow_settings(self) -> Book | None:
-        """The book in force from now on; None where nothing has changed here or elsewhere."""
+        """Join anew where settings have changed, here or elsewhere: what is in force; else None."""
         own = self.settings()
         if own is self._own and not self.is_outdated:
             return None

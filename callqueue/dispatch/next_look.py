@@ -38,7 +38,7 @@ class Room:
         return None if self.http >= 1 and self.handled >= 1 else self.http >= 1
 
     def has(self, count: int, *, is_http: bool) -> bool:
-        """Whether there is more than so many of a kind take."""
+        """Whether it takes one more HTTP call, or one more other, than `count` of them."""
         return count < (self.http if is_http else self.handled)
 
     def is_more_than(self, other: Room) -> bool:
@@ -107,7 +107,7 @@ def when_locked(last: Streak) -> NextLook:
     # Another pass takes no longer than ours: who waits for longer than the many of permits do never
     # has a turn. A transaction of an operator's may take longer.
     streak = replace(last, locked=last.locked + 1, fruitless=last.fruitless + 1)
-    after = min(BUSY, _growing(LOCKED, last.locked)) if last.locked < TRIES else REVIEW
+    after = min(BUSY, _backoff(LOCKED, last.locked)) if last.locked < TRIES else REVIEW
     return NextLook(after=after, streak=streak)
 
 
@@ -127,10 +127,8 @@ def when_passed(
     untold_attempts: int,
     poll: float,
 ) -> NextLook:
-    """After a pass that counted and chose.
-
-    `opens_in`: seconds until a blocked call may fit, None where nobody knows; `poll`: seconds
-    between two looks for calls that are ready.
+    """After a pass that counted and chose. `opens_in`: seconds until a blocked call may fit, None
+    where nobody knows; `poll`: seconds between two looks for calls that are ready.
     """
     fruitless = 0 if has_released else last.fruitless + (not wait.is_mid_round)
     streak = replace(last, locked=0, fruitless=fruitless)
@@ -140,7 +138,7 @@ def when_passed(
         look = NextLook(after=REVIEW if opens_in is None else min(REVIEW, opens_in))
     else:
         in_vain = 0 if has_released else last.in_vain + 1
-        look = NextLook(after=_growing(poll, in_vain - 1) if in_vain > 1 else 0.0, on_ready=True)
+        look = NextLook(after=_backoff(poll, in_vain - 1) if in_vain > 1 else 0.0, on_ready=True)
         streak = replace(streak, in_vain=in_vain)
     return replace(
         look,
@@ -152,7 +150,7 @@ def when_passed(
     )
 
 
-def _growing(first: float, times: int) -> float:
+def _backoff(first: float, times: int) -> float:
     return min(REVIEW, first * 2.0 ** min(times, 10))
 
 
@@ -189,13 +187,13 @@ class RuleGroup:
         # not before it is known what became of the last pass
         return not self.rests and self.look_at <= now and not self.unpublished_from
 
-    def obey(self, look: NextLook, now: float) -> None:
+    def set_next_look(self, look: NextLook, now: float) -> None:
         self.next_look, self.look_at, self.passed_at = look, now + look.after, now
 
     def wake(self) -> None:
         self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
 
-    def note_room(self) -> None:
+    def want_pass_soon(self) -> None:
         """Want a pass soon, for several calls together: whoever makes them has made some."""
         self.look_at = min(self.look_at, self.passed_at + TOGETHER)
 
@@ -204,8 +202,8 @@ class RuleGroup:
         if not self.rests:
             self.look_at = until
 
-    def notice(self, glances: Mapping[str, Glance]) -> None:
-        """Note, by rule, what may have made room: where it is news, a pass is wanted at once."""
+    def notice_answers(self, glances: Mapping[str, Glance]) -> None:
+        """Note, by rule, whether attempts were answered: if so, a pass is wanted at once."""
         seen = [glances[rule] for rule in self.rules]
         open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
         newest_end = max(one.newest_end for one in seen)

@@ -37,7 +37,7 @@ class Plan:
     # the calls that no instant will ever admit, by id, and why
     unfit: Mapping[int, str] = field(default_factory=dict)
 
-    def leave_to_workers(self) -> None:
+    def drop_workers_calls(self) -> None:
         """Drop workers' calls, which took room in the plan: who makes this pass publishes none."""
         own = [call for call in self.releases if call.has_maker]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
@@ -59,7 +59,6 @@ def plan(
     rooms: Mapping[tuple[str, str], int] | None = None,
 ) -> Plan:
     """Choose releases up to `account.until`: rules by priority, equals in turns, calls in order.
-
     A call that waits for a budget shuts it for those behind it, so that a costly call is not
     starved by cheap ones. One that waits for room with its maker shuts nothing: another process may
     have some. `served`: when each rule was served last (a running number). `rooms`: by rule and
@@ -80,7 +79,7 @@ def plan(
     return planner.made
 
 
-def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int:
+def room_of_rule(account: Account, rule: str, most: int, queues: Collection[str]) -> int:
     """How many calls of cost 1 fit by `account.until`, by these of its queues; at most `most`."""
     of_rule, of_queues = _limits_in_calls(account, rule)
     for budget in of_rule:
@@ -94,16 +93,17 @@ def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int
     return min(most, sum(by_queue))
 
 
-def opens(account: Account, rule: str, queues: Collection[str]) -> tuple[Us | None, Budget | None]:
-    """When a call of cost 1 may go (None: after an answer), and the limit that says so."""
+def next_opening(
+    account: Account, rule: str, queues: Collection[str]
+) -> tuple[Us | None, Budget | None]:
+    """When a call of cost 1 may go (None: after an answer), and the limit that says so. Of a rule
+    that has limits in calls.
+    """
     of_rule, of_queues = _limits_in_calls(account, rule)
     ways = [
         max(
-            (
-                (_opens_at(account, one, queue), -place, one)
-                for place, one in enumerate((*of_rule, *of_queues))
-            ),
-            default=(account.now, 0, None),
+            (_opening_of(account, one, queue), -place, one)
+            for place, one in enumerate((*of_rule, *of_queues))
         )
         for queue in (queues if of_queues else ("",))
     ]
@@ -111,13 +111,13 @@ def opens(account: Account, rule: str, queues: Collection[str]) -> tuple[Us | No
     return (None if at == math.inf else Us(int(at))), binding
 
 
-def _opens_at(account: Account, budget: Budget, queue: str) -> float:
+def _opening_of(account: Account, budget: Budget, queue: str) -> float:
     instant = account.meter(budget, budget.value_of("", queue)).free_at(1)
     return math.inf if instant is None else instant
 
 
-def room_for(account: Account, call: Candidate, most: int) -> int:
-    """How many calls that cost as much as this one limits in other units let go; at most `most`."""
+def room_for_similar(account: Account, call: Candidate, most: int) -> int:
+    """How many calls of its cost fit in the limits of other units than calls; at most `most`."""
     for budget in account.book.budgets[call.rule]:
         cost = budget.charge_of(call.cost)
         if budget.limit.is_per_rule and budget.limit.unit != "calls" and cost:
@@ -175,7 +175,7 @@ class _Planner:
             way = self._best_way(candidate)
             if way is None:
                 continue
-            if way.instant is not None and way.instant <= self._latest(candidate):
+            if way.instant is not None and way.instant <= self._latest_release(candidate):
                 self._release(candidate, way, way.instant)
                 return True
             if way.binding is not None and not self._keep_back(candidate, way):
@@ -199,22 +199,22 @@ class _Planner:
         for meter, cost in way.charges:
             meter.take(cost)
 
-    def _latest(self, candidate: Candidate) -> int:
+    def _latest_release(self, candidate: Candidate) -> int:
         until, expires_at = self.account.until, candidate.expires_at
         return until if expires_at is None else min(until, to_us(expires_at) - self.account.moved)
 
     def _keep_back(self, candidate: Candidate, way: _Way) -> bool:
-        """Whether those of other keys may go before it."""
+        """Keep it back, and those behind it; whether those of other keys may go."""
         assert way.binding is not None
         budget, value = way.binding
         self.made.keep_back(candidate, budget)
         if (budget.id, value) not in self._shut:  # else it waits for what the one before it does
             self.made.wait |= Wait.for_room(way.instant)
-            self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))
+            self.made.wait |= Wait(on_answer=self._may_open_sooner(budget))
             self._shut.add((budget.id, value))
         return budget.limit.is_keyed
 
-    def _may_be_given_back(self, budget: Budget) -> bool:
+    def _may_open_sooner(self, budget: Budget) -> bool:
         """Whether room may open sooner than known: an open call may have cost less than charged."""
         rules, has_open = self.account.book.rules, self.account.open_count or self.made.releases
         settles = any(rules[name].settle for name in budget.rules)
@@ -223,7 +223,6 @@ class _Planner:
     def _best_way(self, candidate: Candidate) -> _Way | None:
         """The way by the queue that is free first, and of those the one with most room; where all
         wait for an answer, the first; None where all are held, or their workers behind.
-
         A call that went before goes by the next of the queues that are free at the same instant:
         perhaps nobody listens on its last.
         """
@@ -232,14 +231,14 @@ class _Planner:
         if not candidate.has_maker:
             free = [queue for queue in free if self.rooms.get((rule, queue), 1) > 0]
         if len(free) == 1:
-            return self._way(candidate, free[0])
-        ways = [self._way(candidate, queue) for queue in free]
+            return self._way_by(candidate, free[0])
+        ways = [self._way_by(candidate, queue) for queue in free]
         known = [way for way in ways if way.instant is not None]
         if len(known) > 1:
             return min(known, key=lambda way: self._rank(candidate, way))
         return next(iter(known or ways), None)
 
-    def _way(self, candidate: Candidate, queue: str) -> _Way:
+    def _way_by(self, candidate: Candidate, queue: str) -> _Way:
         """When every limit admits the call on this queue, and the budget that does so last."""
         latest, binding, charges = self.account.now, None, []
         for budget in self.account.book.budgets[candidate.rule]:

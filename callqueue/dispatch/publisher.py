@@ -39,8 +39,8 @@ def pack(released: Iterable[Candidate]) -> list[Message]:
     """Put releases into messages. Only several HTTP calls of one rule and queue share one."""
     packed: list[Message] = []
     kinds: dict[tuple[str, bool, bool, str], list[int]] = {}
-    for one in sorted(released, key=_shared_by):
-        kinds.setdefault((*_shared_by(one), one.rule), []).append(one.attempt_id)
+    for one in sorted(released, key=_message_kind):
+        kinds.setdefault((*_message_kind(one), one.rule), []).append(one.attempt_id)
     for (queue, alone, waits, _), ids in kinds.items():
         # what waits for its slot does so side by side; what waits for a worker wants no second
         spread = 1 if waits else SPREAD
@@ -50,7 +50,7 @@ def pack(released: Iterable[Candidate]) -> list[Message]:
     return packed
 
 
-def _shared_by(released: Candidate) -> tuple[str, bool, bool]:
+def _message_kind(released: Candidate) -> tuple[str, bool, bool]:
     return released.queue, released.method not in HTTP_METHODS, released.waits
 
 
@@ -75,7 +75,7 @@ def publish(using: str, batch: Sequence[Message]) -> None:
         except Exception as error:
             why = broker.why_away(current_app, error)
             events.emit("publish_failed", queue=queue, messages=len(batch) - position, error=why)
-            transitions.undo(using, [pk for _, rest in batch[position:] for pk in rest])
+            transitions.void_and_log(using, [pk for _, rest in batch[position:] for pk in rest])
             raise BrokerAway(why) from None
 
 
@@ -96,7 +96,7 @@ class Outbox:
         messages = pack(released)
         if beside:
             group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))
-            self.look(group, PROMPT)
+            self.notice_if_done(group, PROMPT)
             return
         error = None
         try:
@@ -105,7 +105,7 @@ class Outbox:
             error = refusal
         self._note_sent(group, error)
 
-    def look(self, group: RuleGroup, within: float = 0.0) -> None:
+    def notice_if_done(self, group: RuleGroup, within: float = 0.0) -> None:
         """Notice that what the group had published is done, or undone. Raises as `send` does."""
         sending = group.sending
         if sending is None or not sending.done.wait(within):
@@ -125,7 +125,7 @@ class Outbox:
             self.refused(group, error)
         group.unpublished_from = 0.0
 
-    def undo(self, groups: Iterable[RuleGroup]) -> None:
+    def undo_doubtful(self, groups: Iterable[RuleGroup]) -> None:
         """Let calls wait again whose release, as far as this dispenser knows, nobody was told of:
         the database went away at the commit. So does what others have released of these rules
         since, unbegun. Not before nobody has the rules' rows: the commit may come through yet.
@@ -138,10 +138,10 @@ class Outbox:
             if not is_over:
                 continue
             if group.unmade:
-                transitions.undo_begun(self.using, group.unmade)
+                transitions.void_begun(self.using, group.unmade)
             now = ledger_time.now(self.using)
             since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)
-            transitions.undo_released(self.using, group.rules, since)
+            transitions.void_released(self.using, group.rules, since)
             group.unmade, group.unpublished_from = "", 0.0
 
     def end(self, groups: Collection[RuleGroup], within: float) -> None:
@@ -153,7 +153,7 @@ class Outbox:
                 if group.sending.done.is_set() and group.sending.error is None:
                     group.unpublished_from = 0.0
                 group.sending = None
-        undo = partial(self.undo, groups)
+        undo = partial(self.undo_doubtful, groups)
         database.persist(self.using, undo, during="release", seconds=within)
         while any(group.unpublished_from for group in groups) and time.monotonic() < end:
             time.sleep(DOUBT)
@@ -164,6 +164,6 @@ class Outbox:
             self.publish(self.using, messages)
 
 
-def is_full(groups: Iterable[RuleGroup]) -> bool:
-    """Whether no other group may release anything before some of this is published."""
+def must_publish_first(groups: Iterable[RuleGroup]) -> bool:
+    """Whether so much is being published that no other group may release anything before."""
     return sum(group.sending is not None for group in groups) >= SLOW

@@ -20,7 +20,7 @@ from callqueue import callbacks, clocks, conf, database, states, tables, transit
 from callqueue.clocks import Reading, Us
 from callqueue.database import from_us
 from callqueue.dispatch import next_look
-from callqueue.dispatch.choosing import choose, may_be_behind
+from callqueue.dispatch.choosing import choose, workers_may_be_behind
 from callqueue.dispatch.next_look import NO_STREAK, ROOMY, NextLook, Room, Streak, Wait
 from callqueue.dispatch.planning import Plan
 from callqueue.handlers import HTTP_METHODS
@@ -28,7 +28,7 @@ from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
-from callqueue.ledger.memo import Memo, name_of, promises_more
+from callqueue.ledger.memo import Memo, group_identity, promises_more
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book, cost_of
 from callqueue.limits.kinds import SECOND
@@ -107,10 +107,10 @@ class LockedRule:
 
 @dataclass(frozen=True)
 class _Own:
-    """The call for whose sake a pass is made."""
+    """An `OwnCall` whose row waits."""
 
     id: int
-    maker: OwnCall
+    call: OwnCall
 
 
 def charge(
@@ -138,7 +138,7 @@ def charge(
     transitions.release(account.using, rest, wall, is_lazy=not mine)
     reads = None if taker is None else _columns(account.using, taker.reads)
     found = transitions.release(account.using, mine, wall, reads)
-    attempts = _attempts(account, releases, taker, own)
+    attempts = _attempts_to_insert(account, releases, taker, own)
     for call, pk in zip(releases, _insert_attempts(account.using, attempts), strict=True):
         call.attempt_id = pk
     return _begun_rows(found, releases, attempts)
@@ -150,11 +150,11 @@ def _columns(using: str, names: tuple[str, ...]) -> database.Columns:
 
 
 def _begun_rows(
-    found: Sequence[Mapping[str, Any]],
+    call_rows: Sequence[Mapping[str, Any]],
     releases: Sequence[Candidate],
     attempts: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    calls = {row["c.id"]: row for row in found}
+    calls = {row["c.id"]: row for row in call_rows}
     return [
         {f"a.{name}": value for name, value in {**one, "id": call.attempt_id}.items()}
         | {"a.call": call.id, **calls[call.id]}
@@ -163,8 +163,8 @@ def _begun_rows(
     ]
 
 
-def _released(account: Account, releases: Sequence[Candidate]) -> list[Candidate]:
-    """Those of the releases that this process publishes, or makes."""
+def _published_or_made(account: Account, releases: Sequence[Candidate]) -> list[Candidate]:
+    """Those of the releases that this process publishes, or makes; notes which of them wait."""
     lead = account.until - account.now
     behind = {rule for rule, at in account.unbegun_since.items() if account.now - at > lead}
     for call in releases:
@@ -172,7 +172,7 @@ def _released(account: Account, releases: Sequence[Candidate]) -> list[Candidate
     return [call for call in releases if not call.has_maker]
 
 
-def _attempts(
+def _attempts_to_insert(
     account: Account,
     releases: Sequence[Candidate],
     taker: Taker | None,
@@ -184,10 +184,10 @@ def _attempts(
         worker = ""
         if taker is not None and call.is_begun:
             rule = config.rules.get(call.rule)
-            worker, lease = taker.worker, config.lease(rule) if own is None else own.maker.lease
+            worker, lease = taker.worker, config.lease(rule) if own is None else own.call.lease
         else:
             lease = CLAIMED if call.has_maker else config.release_lease
-        return _attempt(call, at, timedelta(seconds=lease), worker)
+        return _attempt_row(call, at, timedelta(seconds=lease), worker)
 
     return [attempt(call) for call in releases]
 
@@ -202,7 +202,7 @@ def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[
     return [id_of[call] for call in calls]
 
 
-def _attempt(call: Candidate, now: datetime, lease: timedelta, worker: str) -> dict[str, Any]:
+def _attempt_row(call: Candidate, now: datetime, lease: timedelta, worker: str) -> dict[str, Any]:
     send_at = None if call.send_at is None else from_us(call.send_at)
     return {
         "call_id": call.id,
@@ -226,17 +226,16 @@ def _attempt(call: Candidate, now: datetime, lease: timedelta, worker: str) -> d
 def remember(
     account: Account, rows: Mapping[str, LockedRule], releases: Sequence[Candidate]
 ) -> None:
-    """Keep what the next pass wants to know in the rules' rows. Nothing new, nothing written.
-
+    """Write in the rules' rows what is new for the next pass. Outdated where the settings changed.
     After releases a row is written always: under an isolation stricter than `read committed`, that
     makes a pass fail which saw less than was released. Passes are counted of every rule that
     released, and each row names the group and version of the last, so that what another group
     remembers of one of them is not believed any more.
     """
     ledger.save(account)
-    served = _served(rows, releases)
+    served = _served_after(rows, releases)
     version = account.book.version
-    first, group = min(rows), name_of(rows, version)
+    first, group = min(rows), group_identity(rows, version)
     changed = {
         name
         for name, row in rows.items()
@@ -266,7 +265,7 @@ def remember(
         raise Outdated
 
 
-def _served(rows: Mapping[str, LockedRule], releases: Sequence[Candidate]) -> dict[str, int]:
+def _served_after(rows: Mapping[str, LockedRule], releases: Sequence[Candidate]) -> dict[str, int]:
     served = {name: row.served for name, row in rows.items()}
     clock = max(served.values(), default=0)
     for number, call in enumerate(releases, start=clock + 1):
@@ -275,7 +274,7 @@ def _served(rows: Mapping[str, LockedRule], releases: Sequence[Candidate]) -> di
 
 
 def _is_remembered(rows: Mapping[str, LockedRule], first: str, account: Account) -> bool:
-    """Whether the first row says all of it, and no more room than is there."""
+    """Whether the first rule's row has this memo already, and no more known room than is left."""
     passes, kept = {name: row.passes for name, row in rows.items()}, dict(rows[first].memo)
     fresh, known = account.memo.dump(passes, account.book.version), kept.get("room", {})
     if promises_more(known, fresh["room"]):
@@ -303,14 +302,14 @@ def release(
     last: Streak = NO_STREAK,
     room: Room = ROOMY,
     taker: Taker | None = None,
-    maker: OwnCall | None = None,
+    own_call: OwnCall | None = None,
 ) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing, and
     once it is committed nothing is done that could fail: what is begun is on its way by then.
 
     `book`: what is in force, and the settings whose calls may be released. `last`: how many passes
     before had no success. `room`: of whoever makes the calls; `taker`: who does, where that is
-    this process. `maker`: a call of its own, for whose sake the pass is. Nothing is released where
+    this process. `own_call`: one of its own, for whose sake the pass is. Nothing is released where
     another dispenser holds the group, or the book is not what is in force.
     """
     book = book or settings.book_in_force(using)
@@ -322,11 +321,11 @@ def release(
             if locked is None:
                 return Pass(next_look=next_look.when_locked(last))
             own = None
-            if maker is not None:
-                if (pk := maker.stand(locked.wall)) is None:
+            if own_call is not None:
+                if (pk := own_call.stand(locked.wall)) is None:
                     return Pass()
-                own = _Own(pk, maker)
-            done, unfit = _make(locked, batch, last, room, taker, own)
+                own = _Own(pk, own_call)
+            done, unfit = _make_pass(locked, batch, last, room, taker, own)
             if unfit:
                 transitions.fail(using, unfit)
                 done = replace(done, unfit=list(unfit))
@@ -344,7 +343,7 @@ def release(
 def tell_of_unfit(using: str, done: Pass) -> None:
     """Announce the ends of the calls that a pass has failed."""
     if done.unfit:
-        callbacks.tell(using, done.unfit, states.FAILED)
+        callbacks.log_and_announce(using, done.unfit, states.FAILED)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
@@ -374,6 +373,7 @@ class _Locked:
 
 
 def _agreed_watch(using: str) -> ledger_time.Watch:
+    """The clock's watch, with a look and an agreement where no transaction is around this."""
     watch = ledger_time.watch(using)
     if not database.in_transaction(using):
         if watch.wants_look:
@@ -412,14 +412,14 @@ def _lock(
     book = book.moved_by(reading.moved)
     # What such a pass has charged is not to be seen before it is committed, and perhaps it has no
     # other row in common with this one.
-    former = book.left_lately(group, now).difference(group)
+    former = book.former_rules_under_way(group, now).difference(group)
     if former and not rule_rows.try_lock(using, former):
         return None
     return _Locked(using, book, group, rows, now, reading)
 
 
 def _lock_sql(using: str, group: Sequence[str]) -> str:
-    """Lock and read the rules' rows that nobody else has locked, and the clock just before."""
+    """SQL that locks and reads the rules' rows that nobody else has, and the clock just before."""
     rules, attempts = (tables.name(using, model) for model in ("RuleState", "CallAttempt"))
     is_corrected = (
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {rules}.rule)"
@@ -427,13 +427,13 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
     return (
         f"SELECT {ledger_time.reading_sql(using)}, {settings.version_sql(using)}, "
         f"rule, passes, served, memo, {is_corrected}"
-        f"{database.within_idle_seconds(using, rule_rows.SILENT)} "
+        f"{database.idle_timeout_sql(using, rule_rows.SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.placeholders(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
     )
 
 
-def _make(
+def _make_pass(
     locked: _Locked,
     batch: int,
     last: Streak,
@@ -444,8 +444,8 @@ def _make(
     """Count unless enough is known to be free; choose, charge, conclude; by id, what never fits."""
     using, book = locked.using, locked.book
     served = {rule: row.served for rule, row in locked.rows.items()}
-    sake = None if own is None else (own.maker.rule, own.maker.priority)
-    lead = LEAD if own is None else own.maker.lead
+    sake = None if own is None else (own.call.rule, own.call.priority)
+    lead = LEAD if own is None else own.call.lead
     # Whether workers are behind, which packs what is many for them, only a count says.
     most = SPREAD if taker is None or taker.suits is not None else batch
     account, held, plan = _account(locked, lead), NOT_HELD, None
@@ -454,8 +454,8 @@ def _make(
         is_few = len(found.releases) <= most
         plan = found if is_few and not found.wait.on_answer else None
     if plan is None:
-        account, held = _counted(locked, lead)
-        if own is not None and own.maker.is_new and held.rules_taking_turns(book, [own.maker.rule]):
+        account, held = _read_account_and_holds(locked, lead)
+        if own is not None and own.call.is_new and held.rules_taking_turns(book, [own.call.rule]):
             ready_calls.tell_of_keys(using, [own.id])
         plan = choose(account, held, served, batch, sake, room)
     rows = charge(account, plan.releases, locked.wall, taker, own)
@@ -471,22 +471,23 @@ def _account(locked: _Locked, lead: float) -> Account:
     kept = {rule: (row.passes, row.memo) for rule, row in locked.rows.items()}
     memo = Memo.load(locked.group, kept, locked.book.version)
     until, moved = locked.now + round(lead * SECOND), locked.reading.moved
+    memo.go_by(moved)
     group = tuple(locked.group)
     return Account(locked.using, locked.book, group, locked.now, until, memo, moved=moved)
 
 
 def _knows_enough(account: Account, locked: _Locked) -> bool:
-    """Whether known room is believed, and so little is open that no workers may be behind."""
+    """Go by known room if it is valid; whether it is, and too little open for workers to lag."""
     is_corrected = any(row.is_corrected for row in locked.rows.values())
     return (
         not is_corrected
         and not account.memo.in_turn
-        and account.go_by_known_room(locked.laid)
-        and not any(may_be_behind(count) for count in account.open_by_rule.values())
+        and account.try_known_room(locked.laid)
+        and not any(workers_may_be_behind(count) for count in account.open_by_rule.values())
     )
 
 
-def _counted(locked: _Locked, lead: float) -> tuple[Account, Held]:
+def _read_account_and_holds(locked: _Locked, lead: float) -> tuple[Account, Held]:
     account = _account(locked, lead)
     account.read(has_corrections=any(row.is_corrected for row in locked.rows.values()))
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
@@ -498,8 +499,8 @@ def _counted(locked: _Locked, lead: float) -> tuple[Account, Held]:
 def _conclude(
     account: Account, held: Held, plan: Plan, begun: Begun | None, batch: int, last: Streak
 ) -> Pass:
-    """Look LEAD / 2 before a blocked call may go; every REVIEW where an operator knows when."""
-    gone, released = len(plan.releases), _released(account, plan.releases)
+    """The pass as it went. Next look: LEAD / 2 before a blocked call may go, REVIEW where held."""
+    gone, released = len(plan.releases), _published_or_made(account, plan.releases)
     wait, opens_in = plan.wait, None
     if len(released) >= batch:
         wait |= Wait(is_unfinished=True, on_room=batch < BATCH)

@@ -23,7 +23,7 @@ Place = tuple[str, int, str]  # a rule, a priority and a key
 
 
 class KeysInTurn:
-    """The keys that one pass looks at: `candidates` of each rule, then `settle` after the plan."""
+    """The keys that one pass looks at: `candidates` of each rule, then `finish` after the plan."""
 
     def __init__(self, account: Account, held: holds.Held, batch: int) -> None:
         self.account, self.held, self.batch = account, held, batch
@@ -42,22 +42,24 @@ class KeysInTurn:
         if self.in_turn or account.memo.in_turn:
             self._give_turns()
 
-    def candidates(self, rule: str, count: int, least: int = -TOP) -> tuple[list[Candidate], Wait]:
+    def candidates(
+        self, rule: str, count: int, least_priority: int = -TOP
+    ) -> tuple[list[Candidate], Wait]:
         """Candidates of the next keys of a rule that lets `count` go; whether keys are left."""
         self.rules.append(rule)
         most = min(KEYS, max(FEWEST, 2 * count))
-        listed = self._look_at(rule, most, least)
+        listed = self._read_turns(rule, most, least_priority)
         is_full = len(listed) == most
         # Where keys are left that this pass does not see, no key has a second turn before them.
-        counts = self._counts(rule, listed, min(count, 1) if is_full else count)
-        found, without = self._fetch(rule, counts)
+        counts = self._calls_per_turn(rule, listed, min(count, 1) if is_full else count)
+        found, without = self._lock_calls(rule, counts)
         self._is_full |= is_full
         self._is_mid_round |= is_full and bool(without)
         if is_full and self._spent:  # others' calls were cancelled together, perhaps: see how many
             self._spent += ready_calls.spent_turns(self.using, rule, self.wall)
         return found, Wait(is_unfinished=is_full and count > most)
 
-    def settle(self, made: Plan) -> Wait:
+    def finish(self, made: Plan) -> Wait:
         """After the plan: served keys go behind the others; what the blocked ones wait for."""
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
@@ -79,7 +81,7 @@ class KeysInTurn:
         memo, tallies = self.account.memo, self.account.tallies.values()
         begun = {rule: ready_calls.FIRST for rule in self.in_turn if rule not in memo.in_turn}
         last = {
-            rule: ready_calls.gather(self.using, rule, tuple(after))
+            rule: ready_calls.give_missing_news(self.using, rule, tuple(after))
             for rule, after in sorted({**memo.gathering, **begun}.items())
             if rule in self.in_turn
         }
@@ -100,14 +102,14 @@ class KeysInTurn:
                 _freed_scopes(self.account),
             )
 
-    def _look_at(self, rule: str, most: int, least: int) -> list[Turn]:
+    def _read_turns(self, rule: str, most: int, least_priority: int) -> list[Turn]:
         free = ready_calls.next_turns(self.using, rule, most)
-        listed = [turn for turn in free if turn.priority >= least]
+        listed = [turn for turn in free if turn.priority >= least_priority]
         self._turns.update({(rule, *turn.pair): turn for turn in listed})
         self.account.read_keys([turn.key for turn in listed])
         return listed
 
-    def _counts(self, rule: str, listed: Sequence[Turn], count: int) -> dict[Turn, int]:
+    def _calls_per_turn(self, rule: str, listed: Sequence[Turn], count: int) -> dict[Turn, int]:
         """How many calls of each key may go; a key that may send none is blocked."""
         counts = {}
         for turn in listed:
@@ -137,10 +139,10 @@ class KeysInTurn:
                 least = min(least, n)
         return least
 
-    def _fetch(self, rule: str, counts: dict[Turn, int]) -> tuple[list[Candidate], list[Turn]]:
+    def _lock_calls(self, rule: str, counts: dict[Turn, int]) -> tuple[list[Candidate], list[Turn]]:
         """Calls of each key, and the keys without any: they have none, or it is locked."""
         wanted = {turn.pair: n for turn, n in counts.items()}
-        found, ready = ready_calls.first_of_pairs(self.using, rule, self.wall, wanted)
+        found, ready = ready_calls.lock_next_of_pairs(self.using, rule, self.wall, wanted)
         found_of = Counter((call.priority, call.key) for call in found)
         self._last.update({(rule, *pair): n for pair, n in ready.items() if n == found_of[pair]})
         without = [turn for turn in counts if not found_of[turn.pair]]
@@ -171,6 +173,7 @@ class KeysInTurn:
             self._blocked[turn.pk] = (ready_calls.blocked_on_room(scope), again_at)
 
     def _block_kept_back(self, made: Plan) -> None:
+        """Block the keys that the plan kept back, for what the first of each scope waits for."""
         first: dict[Scope, int] = {}  # what it costs: those behind it wait as long
         waiting, hasty = defaultdict[Scope, list[int]](list), set[Scope]()
         for candidate, budget in made.kept_back:
@@ -191,8 +194,8 @@ class KeysInTurn:
         """
         soon = self.now + ready_calls.GONE + len(turns) * ready_calls.GONE // FEWEST
         for pk in turns:
-            what, until = self._blocked[pk]
-            self._blocked[pk] = (what, min(until, soon))
+            blocked_on, until = self._blocked[pk]
+            self._blocked[pk] = (blocked_on, min(until, soon))
 
     def _block_by_hold(self, turn: Turn, hold: holds.InForce) -> None:
         until = self.now + ready_calls.LIFTED
@@ -220,6 +223,7 @@ class KeysInTurn:
 
 
 def _freed_scopes(account: Account) -> set[str]:
+    """What `blocked_on` says in turns of keys that have more room now, or an answer."""
     freed = {
         ready_calls.blocked_on_room((one.budget.id, value))
         for one in account.tallies.values()

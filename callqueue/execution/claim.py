@@ -23,9 +23,9 @@ from django.utils.module_loading import import_string
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us
-from callqueue.execution.starvation import starved
+from callqueue.execution.starvation import why_starved
 from callqueue.fields import UNREADABLE
-from callqueue.handlers import HTTP_METHODS, method_of, methods
+from callqueue.handlers import HTTP_METHODS, known_methods, method_of
 from callqueue.ledger import ledger_time, settings
 from callqueue.transitions import Job
 
@@ -51,8 +51,8 @@ NEWER = "only other processes' settings have its rule: their workers can make it
 STARVED = "nothing was sent: this worker's process may have no more descriptors"
 
 
-def name_worker() -> str:
-    """A name for one begin of one message: of two begins of it, one begins an attempt."""
+def new_worker_name() -> str:
+    """A new name for each begin of a message: of two begins of it, one has an attempt."""
     return f"{texts.storable(socket.gethostname())[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
 
 
@@ -62,17 +62,16 @@ def begin(
     """Take these attempts, those that are still to be begun or that this worker has, since the
     answer to a first try may have been lost; in the order in which to send them. `lease`: seconds
     for which they are taken; None: as their rules say.
-
     A database that is away is waited for, for as long as a release is good for; and what is locked
     after a try that failed, for a while: its commit may come through yet, and then nobody else
     makes what it has begun.
     """
-    name, seconds, doubt_ends = worker or name_worker(), conf.current().release_lease, 0.0
+    name, seconds, doubt_ends = worker or new_worker_name(), conf.current().release_lease, 0.0
 
     def once() -> list[Job]:
         nonlocal doubt_ends
         try:
-            return _begin(using, attempt_ids, name, lease, doubt_ends)
+            return _begin_once(using, attempt_ids, name, lease, doubt_ends)
         except (DatabaseError, InterfaceError):
             doubt_ends = doubt_ends or clocks.monotonic() + DOUBT
             raise
@@ -80,25 +79,26 @@ def begin(
     return database.persist(using, once, seconds=seconds, during="begin")
 
 
-def _begin(
+def _begin_once(
     using: str, attempt_ids: Sequence[int], worker: str, lease: float | None, doubt_ends: float
 ) -> list[Job]:
+    """One try; gives back what it leaves out. OperationalError where that is in doubt as yet."""
     before = clocks.monotonic()
-    found = _read(using, attempt_ids)
+    found = _read_attempts(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
     wall = from_us(clock.wall)
     rows = [row for row in found if _can_begin(row, worker, wall)]
-    jobs = _jobs(using, rows, clock, steady_from, lease)
+    jobs = _jobs_of_rows(using, rows, clock, steady_from, lease)
     taken = set[int]()
     if jobs:
-        begun = [_begin_row(job, worker) for job in jobs]
+        begun = [_columns_when_begun(job, worker) for job in jobs]
         taken = transitions.begin(using, begun, worker, clock.moved)
     jobs = [job for job in jobs if job.attempt.id in taken]
-    _leave_to_others(using, jobs)
+    _mark_those_of_newer_settings(using, jobs)
     if len(jobs) < len(attempt_ids):
         locked = give_back(using, attempt_ids)
         if clocks.monotonic() < doubt_ends and (
-            locked or _has_more(using, attempt_ids, worker, jobs)
+            locked or _began_more(using, attempt_ids, worker, jobs)
         ):
             raise OperationalError("an earlier try's begin may be committed yet")
         count, why = len(attempt_ids) - len(jobs), "already begun, voided or out of date"
@@ -112,18 +112,15 @@ def take_begun(
     using: str, rows: Sequence[Mapping[str, Any]], reading: Reading, lease: float | None = None
 ) -> list[Job]:
     """The jobs of attempts that were begun with their charge, by a pass of this process; in the
-    order in which to send them. `rows`: columns as begin reads them; `reading`: the pass's own;
-    `lease`: as for `begin`.
+    order in which to send them. `rows`: columns as begin reads them; `lease`: as for `begin`.
     """
     clock, steady_from = ledger_time.watch(using).take(reading)
-    jobs = _jobs(using, rows, clock, from_us(steady_from), lease)
+    jobs = _jobs_of_rows(using, rows, clock, from_us(steady_from), lease)
     return sorted(jobs, key=lambda job: job.attempt.send_at or from_us(clock.at))
 
 
-def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
-    """Say of jobs whose rule is not in these settings that somebody else can make them, where a
-    dispenser knows it: a deployment is under way. No statement without any.
-    """
+def _mark_those_of_newer_settings(using: str, jobs: Sequence[Job]) -> None:
+    """Mark jobs as NEWER whose rule is known to dispensers, and not in these settings."""
     strange = [job for job in jobs if job.rule is None and job.unfit != EXPIRED]
     known = settings.known_rules(using) if strange else ()
     for job in strange:
@@ -132,10 +129,7 @@ def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> int:
-    """Void what is still to be begun of these: the calls wait for a release again.
-
-    The count of those that somebody has locked (a cancel that has not committed yet): they stay.
-    """
+    """Void what is still to be begun of these; the count of what stays, since it is locked."""
     unbegun = tables.attempts(using).unbegun().filter(pk__in=list(attempt_ids))
     left = unbegun.values_list("pk", flat=True)
     if not (seen := list(left)):
@@ -144,24 +138,24 @@ def give_back(using: str, attempt_ids: Sequence[int]) -> int:
     return len(left.all())
 
 
-def _has_more(using: str, attempt_ids: Sequence[int], worker: str, jobs: Sequence[Job]) -> bool:
+def _began_more(using: str, attempt_ids: Sequence[int], worker: str, jobs: Sequence[Job]) -> bool:
     """Whether this worker has begun others of these: by a commit that came while it looked."""
     mine = tables.attempts(using).open().filter(pk__in=list(attempt_ids), worker=worker)
     return mine.exclude(pk__in=[job.attempt.id for job in jobs]).exists()
 
 
-def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
-    columns, attempts, calls = _columns(using)
+def _read_attempts(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
+    columns, attempts, calls = _columns_and_tables(using)
     sql = (
         f"SELECT {columns.sql}, {ledger_time.reading_sql(using)} "
         f"FROM {attempts} a JOIN {calls} c ON c.id = a.call_id "
         f"WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
     )
-    return columns.mapped(sql, [], *_READING)
+    return columns.rows_by_name(sql, [], *_READING)
 
 
 @lru_cache
-def _columns(using: str) -> tuple[database.Columns, str, str]:
+def _columns_and_tables(using: str) -> tuple[database.Columns, str, str]:
     wanted = {
         "a": (tables.CallAttempt, (*OF_ATTEMPT, "finished_at")),
         "c": (tables.CallQueue, READS),
@@ -178,10 +172,10 @@ def _can_begin(row: Mapping[str, Any], worker: str, wall: datetime) -> bool:
         # else other code has postponed it since
         and row["c.due_at_dt"] <= max(wall, row["c.dispatched_at_dt"] or wall)
     )
-    return is_free and row["a.finished_at"] is None and is_waited_for and _is_charged(row)
+    return is_free and row["a.finished_at"] is None and is_waited_for and _is_as_charged(row)
 
 
-def _is_charged(row: Mapping[str, Any]) -> bool:
+def _is_as_charged(row: Mapping[str, Any]) -> bool:
     """Whether the call is what the attempt was charged as: other code may have changed it since."""
     if row["a.rule"] != row["c.rule"] or row["a.key"] != row["c.key"]:
         return False
@@ -202,42 +196,44 @@ def _read_clock(
     return narrowed, from_us(steady_from)
 
 
-def slot(
+def send_at_by_clock(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
-    """When it may be sent: no further ahead than at release, and just as far after a jump."""
+    """When it may be sent, by this clock: just as far ahead as at release, if the clock has jumped
+    since (`steady_from`); else no further.
+    """
     if send_at is None:
         return None
     latest = from_us(clock.at) + (send_at - released_at)
     return min(send_at, latest) if steady_from <= released_at else latest
 
 
-def _jobs(
+def _jobs_of_rows(
     using: str,
     rows: Sequence[Mapping[str, Any]],
     clock: Reading,
     steady_from: datetime,
     lease: float | None,
 ) -> list[Job]:
-    """Each attempt with its call, and the clock: nothing else is known of a job when it begins."""
+    """Each attempt with its call, and the clock; its lease and why it is unfit follow from them."""
     config, jobs = conf.current(), list[Job]()
     attempts, calls = tables.CallAttempt, tables.CallQueue
     for row in rows:
-        attempt = database.read_object(attempts, using, {n: row[at] for n, at in _OF_ATTEMPT})
-        call = database.read_object(calls, using, {n: row[at] for n, at in _OF_CALL})
+        attempt = database.object_from_row(attempts, using, {n: row[at] for n, at in _OF_ATTEMPT})
+        call = database.object_from_row(calls, using, {n: row[at] for n, at in _OF_CALL})
         job = Job(attempt, call, clock, config.rules.get(call.rule))
-        opens = job.slot_opens()
+        opens = job.slot_opens_at()
         ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
         seconds = config.lease(job.rule) if lease is None else lease
         job.lease_ends = clock.before + ahead + seconds
-        job.unfit = _reason_against(job)
-        attempt.send_at = slot(attempt.send_at, attempt.released_at, clock, steady_from)
+        job.unfit = _why_unfit(job)
+        attempt.send_at = send_at_by_clock(attempt.send_at, attempt.released_at, clock, steady_from)
         jobs.append(job)
     return jobs
 
 
-def _begin_row(job: Job, worker: str) -> dict[str, Any]:
-    """What begin writes of an attempt. Its lease ends no earlier than the worker's own."""
+def _columns_when_begun(job: Job, worker: str) -> dict[str, Any]:
+    """What begin writes of an attempt (and of the job: its worker)."""
     started_at = from_us(job.clock.at)
     seconds = max(0.0, job.lease_ends - job.clock.before)
     job.attempt.worker = worker
@@ -252,7 +248,8 @@ def _begin_row(job: Job, worker: str) -> dict[str, Any]:
 # --- Whether it can still be made here
 
 
-def _reason_against(job: Job) -> str | None:
+def _why_unfit(job: Job) -> str | None:
+    """None where it can be made. Its call gets the method that its data names."""
     call, data = job.call, job.call.call_data
     is_readable = isinstance(data, Mapping) and isinstance(data.get("params"), Mapping)
     if is_readable:
@@ -270,31 +267,28 @@ def _reason_against(job: Job) -> str | None:
         )
     if not is_readable:
         return "its call_data is no dict with 'method' and 'params'; send would have refused it"
-    if call.method not in HTTP_METHODS and call.method not in {*methods(), states.PERMIT}:
+    if call.method not in HTTP_METHODS and call.method not in {*known_methods(), states.PERMIT}:
         return f"there is no handler for the method {call.method!r} any more"
     return None
 
 
-def reason_of_hooks(job: Job) -> str | None:
-    """Why a job cannot be made that is fit else: a hook of its rule cannot be imported. Not to be
-    asked in a transaction: whatever a module does when it is read, it does to calls of this rule
-    only.
-    """
+def import_error_of_hooks(job: Job) -> str | None:
+    """None where they can be imported. Not for a transaction: a module may do anything then."""
     for name in ("classify", "settle"):
         path = getattr(job.rule, name)
         try:
             if path is not None:
-                imported(path)
+                imported_hook(path)
         except SoftTimeLimitExceeded:  # it has struck this task, whatever was being read
             raise
         except BaseException as error:
-            if starved(error):
+            if why_starved(error):
                 return STARVED
             return f"the rule's {name} cannot be imported: {texts.worded(error)}"
     return None
 
 
 @lru_cache
-def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
+def imported_hook(path: str | Callable[..., Any]) -> Callable[..., Any]:
     found: Callable[..., Any] = import_string(path) if isinstance(path, str) else path
     return found

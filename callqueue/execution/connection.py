@@ -36,8 +36,8 @@ from urllib3.util.wait import wait_for_read
 
 from callqueue import aside, clocks
 from callqueue.clocks import Mono
-from callqueue.execution.starvation import starved
-from callqueue.security.addresses import Place, literal_address, refusal
+from callqueue.execution.starvation import why_starved
+from callqueue.security.addresses import Place, address_refusal, literal_address
 
 try:  # what asks how many bytes the other side has not confirmed: Linux, tcp(7), SIOCOUTQ
     import fcntl
@@ -123,8 +123,8 @@ class Gate:
     is_late = False  # it had not at the last look
     is_told = False  # the ledger knows when it was sent
 
-    def arrived_by(self, sent: Mono, answered: Mono) -> Mono:
-        """The latest instant, as far as this process saw, of all that was sent then."""
+    def latest_arrival(self, sent: Mono, answered: Mono) -> Mono:
+        """By when all that was sent then had arrived, as far as this process saw."""
         if self.arrived is not None:
             return max(sent, self.arrived)
         return answered if self.is_late else sent
@@ -134,10 +134,8 @@ class Gate:
         return True
 
     def wait(self) -> None:
-        """Return when the first byte may go, or raise Dropped. Called connected and composed.
-
-        The time spent here counts against no timeout. Called once more, with a new connection,
-        where the server hung up meanwhile.
+        """Return when the first byte may go, or raise Dropped. Called connected and composed, and
+        once more where the server hung up meanwhile. Its time counts against no timeout.
         """
 
 
@@ -172,7 +170,7 @@ class Trip:
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
-        """Seconds spent in the gate. The end moves by them, but not past the gate's own."""
+        """Wait in it; the seconds. The end moves by them, but not past the gate's own."""
         before = clock()
         self.gate.wait()
         waited = clock() - before
@@ -181,6 +179,7 @@ class Trip:
         return waited
 
     def why_late(self, name: str, bound: float) -> str:
+        """In words: this timeout of a step, or what ended the whole trip before it."""
         return self._last_bound() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
 
     def _last_bound(self) -> str:
@@ -188,7 +187,7 @@ class Trip:
             return "the lease"
         return f"the total timeout of {self.timeouts.total:g} s"
 
-    def took(self, count: int) -> None:
+    def note_read(self, count: int) -> None:
         """Count a read or chunk of the answer, and its bytes. Flooded where hardly any is body."""
         self._off_network += count
         self._turns += 1
@@ -213,6 +212,7 @@ class Connection(HTTPConnection):
     def request(
         self, method: str, url: str, body: Any = None, headers: Any = None, **more: Any
     ) -> None:
+        """Compose, connect where need be, pass the gate, send. Raises Failed or Dropped."""
         trip = self.trip
         self._outgoing: list[bytes] = []
         sock: Any = self.sock
@@ -230,15 +230,15 @@ class Connection(HTTPConnection):
             if self.sock is None:
                 self.connect()
             if trip.ends <= now():
-                raise Failed(f"nothing was sent to {self._name}: {trip.why_late('', 0)} is over")
+                raise Failed(f"nothing was sent to {self._place}: {trip.why_late('', 0)} is over")
             if trip.pass_gate() < _UNNOTICED or self.is_connected:
                 return self._transmit(trip)
             cast(socket.socket, self.sock).close()
             self.sock = None
-        raise Failed(f"{self._name} closes connections before anything is sent")
+        raise Failed(f"{self._place} closes connections before anything is sent")
 
     def putheader(self, header: Any, *values: Any) -> None:
-        """As http.client's. Of its checks one is left to be made: that nothing ends the line."""
+        """As http.client's, of whose checks one is left to be made: that nothing ends the line."""
         line = header.encode("ascii") + b": "
         for value in values:
             line += value if isinstance(value, bytes) else str(value).encode("latin-1")
@@ -247,7 +247,7 @@ class Connection(HTTPConnection):
         self._output(line)  # type: ignore[attr-defined]
 
     def send(self, data: Any) -> None:
-        """Send what http.client composed, once the gate has been passed."""
+        """Keep what http.client composed: it is sent once the gate has been passed."""
         self._outgoing.append(data)
 
     def connect(self) -> None:
@@ -257,14 +257,15 @@ class Connection(HTTPConnection):
             self.idle_since = math.inf
         except TimeoutError:
             late = trip.why_late("connect", trip.timeouts.connect)
-            raise Failed(f"connecting to {self._name} took longer than {late}") from None
+            raise Failed(f"connecting to {self._place} took longer than {late}") from None
         except (OSError, HTTPError) as error:
-            if want := starved(error):
+            if want := why_starved(error):
                 raise Starved(want) from None
             tls = "TLS " * self.is_secure
-            raise Failed(f"no {tls}connection to {self._name}: {reason_of(error)}") from None
+            raise Failed(f"no {tls}connection to {self._place}: {reason_of(error)}") from None
 
     def _new_conn(self) -> socket.socket:
+        """A socket to the first of the host's addresses that takes it. Refused as by those."""
         trip, error = self.trip, OSError("the name has no addresses")
         bound = trip.timeouts.connect
         for family, where in allowed_addresses(self._dns_host, self.port, trip):
@@ -296,21 +297,21 @@ class Connection(HTTPConnection):
             if _USER_TIMEOUT is not None:  # the kernel tries to deliver it for no longer than that
                 sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(trip.left() * 1e3)))
             for data in [b"".join(outgoing)] if sum(map(len, outgoing)) <= _PIECE else outgoing:
-                self._push(trip, memoryview(data))
+                self._send_in_pieces(trip, memoryview(data))
             self.is_whole, gate.has_arrived = True, self.has_arrived  # type: ignore[method-assign]
             gate.is_whole = True
         except OSError as error:
             # TLS may have sent a part of what it did not take
             if self._is_unsent and not self.is_secure:
                 gate.sent_at = before
-                if want := starved(error):
+                if want := why_starved(error):
                     raise Starved(want) from None
             late = isinstance(error, TimeoutError)
             if self._is_unsent or (late and not wait_for_read(sock, 0)):
-                why = f"not done within {self._why_late}" if late else reason_of(error)
-                raise Failed(f"sending to {self._name} failed: {why}") from None
+                why = f"not done within {self._why_read_late}" if late else reason_of(error)
+                raise Failed(f"sending to {self._place} failed: {why}") from None
 
-    def _push(self, trip: Trip, data: memoryview) -> None:
+    def _send_in_pieces(self, trip: Trip, data: memoryview) -> None:
         while data:
             _set_timeout(self.sock, trip.left(trip.timeouts.read))
             count = self.sock.send(data[:_PIECE])
@@ -334,14 +335,14 @@ class Connection(HTTPConnection):
             self.timeout = self.trip.left(self.trip.timeouts.read)  # which urllib3 sets
             return super().getresponse()
         except TimeoutError:
-            raise Failed(f"no answer from {self._name} within {self._why_late}") from None
+            raise Failed(f"no answer from {self._place} within {self._why_read_late}") from None
         except ConnectionError:  # http.client.RemoteDisconnected is one
-            raise Failed(f"{self._name} closed the connection without an answer") from None
+            raise Failed(f"{self._place} closed the connection without an answer") from None
         except (Flooded, OSError) as error:
-            raise Failed(f"no answer from {self._name}: {reason_of(error)}") from None
+            raise Failed(f"no answer from {self._place}: {reason_of(error)}") from None
         except (HTTPException, HTTPError, ValueError) as error:
             what = type(error).__name__
-            raise Failed(f"the answer of {self._name} is not HTTP ({what})") from None
+            raise Failed(f"the answer of {self._place} is not HTTP ({what})") from None
 
     def response_class(self, sock: Any, **given: Any) -> HTTPResponse:  # type: ignore[override]
         head = _Head(cast(socket.socket, _Reader(sock, self.trip)), **given)
@@ -356,11 +357,11 @@ class Connection(HTTPConnection):
         super().close()
 
     @property
-    def _name(self) -> str:
+    def _place(self) -> str:
         return str(Place("", self.host, self.port))
 
     @property
-    def _why_late(self) -> str:
+    def _why_read_late(self) -> str:
         return self.trip.why_late("read", self.trip.timeouts.read)
 
     @property
@@ -368,9 +369,9 @@ class Connection(HTTPConnection):
         """Whether it is not idle for long, and neither its end nor an answer waits in it."""
         if self.sock is None or now() - self.idle_since > IDLE_SECONDS:
             return False
-        return not self._has_news()
+        return not self._has_unread()
 
-    def _has_news(self) -> bool:
+    def _has_unread(self) -> bool:
         return wait_for_read(self.sock, 0)
 
 
@@ -379,12 +380,12 @@ class SecureConnection(Connection, HTTPSConnection):
 
     is_secure = True
 
-    def _has_news(self) -> bool:
-        """Whether it has other news than session tickets, which come at any time: read here."""
+    def _has_unread(self) -> bool:
+        """Whether it has more to read than session tickets. Reads a byte, and such tickets."""
         sock = cast(ssl.SSLSocket, self.sock)
         if sock.pending():  # in a record that came with the last answer
             return True
-        if not super()._has_news():
+        if not super()._has_unread():
             return False
         sock.settimeout(0)
         try:
@@ -396,7 +397,7 @@ class SecureConnection(Connection, HTTPSConnection):
         return True
 
 
-def _unread_for(sock: socket.socket) -> float:
+def _seconds_since_last_bytes(sock: socket.socket) -> float:
     """Seconds since the last bytes came that are unread: Linux's tcpi_last_data_recv; else 0."""
     if sys.platform != "linux":
         return 0.0
@@ -417,7 +418,7 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
 
 
 def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]:
-    """Families and socket addresses of a host. Refused where one of them may not be called."""
+    """Resolve a host to families and socket addresses. Refused where one may not be called."""
     address = literal_address(host)
     if address is None:
         found = _resolve(host, port, trip)
@@ -427,7 +428,7 @@ def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]
         )
     places = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
     for _, where in places:
-        if why := refusal(str(where[0]), trip.policy.allowed_networks):
+        if why := address_refusal(str(where[0]), trip.policy.allowed_networks):
             name = f"the host {host} resolves: " if address is None else ""
             raise Refused(f"{name}{why} {HERE}")
     return places
@@ -444,7 +445,7 @@ def _resolve(host: str, port: int, trip: Trip) -> list[Any]:
         late = f"is not tried: {error}" if isinstance(error, aside.TooMany) else late
         raise Failed(f"resolving the name {host} {late}") from None
     except Exception as error:
-        if want := starved(error):
+        if want := why_starved(error):
             raise Starved(want) from None
         raise Failed(f"the name {host} does not resolve: {reason_of(error)}") from None
 
@@ -467,13 +468,14 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
+        """As io's; the gate is told when these bytes came."""
         gate = self._trip.gate
         gate.answered_at = None  # where nothing more comes, what came before was not the answer
         _set_timeout(self._sock, self._trip.left(self._trip.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
         # the end of a connection is no data, of which the system tells
-        gate.answered_at = now() - (_unread_for(self._sock) if count else 0.0)
-        self._trip.took(count or 0)
+        gate.answered_at = now() - (_seconds_since_last_bytes(self._sock) if count else 0.0)
+        self._trip.note_read(count or 0)
         return count
 
     def close(self) -> None:
@@ -482,20 +484,20 @@ class _Reader(io.RawIOBase):
 
 
 class _Head(HTTPResponse):
-    """Every interim answer (100, 102, 103) is passed over. Flooded after MOST_INTERIM of them."""
+    """An answer. Interim ones (100, 102, 103) are passed over; Flooded after MOST_INTERIM."""
 
     connection: Connection
     trip: Trip
     _interim = 0
 
     def begin(self) -> None:
-        """As http.client's, whose parser of emails takes longest of all that a request takes."""
+        """Read the head as http.client's does, but seldom by its parser of emails: that is slow."""
         version, self.status, reason = self._read_status()
         if not version.startswith("HTTP/1.") and version != "HTTP/0.9":
             raise UnknownProtocol(version)
         self.version = 10 if version in ("HTTP/1.0", "HTTP/0.9") else 11
         self.code, self.reason = self.status, reason.strip()
-        self.headers = self.msg = _headers_of(self.fp)
+        self.headers = self.msg = _read_headers(self.fp)
         coding, size = self.headers.get("transfer-encoding"), self.headers.get("content-length")
         has_body = self.status not in (101, 204, 304) and self._method != "HEAD"  # type: ignore[attr-defined]
         self.chunked = coding is not None and coding.lower() == "chunked" and has_body
@@ -515,15 +517,15 @@ class _Head(HTTPResponse):
             self._interim += 1
             if self._interim > MOST_INTERIM:
                 raise Flooded(f"more than {MOST_INTERIM} interim answers came")
-            _headers_of(self.fp)
+            _read_headers(self.fp)
 
     def read1(self, n: int = -1) -> bytes:
-        self.trip.took(0)
+        self.trip.note_read(0)
         return super().read1(n)
 
 
-def _headers_of(file: Any) -> HTTPMessage:
-    """The headers of an answer. Only where one is no plain line, what parses emails is asked."""
+def _read_headers(file: Any) -> HTTPMessage:
+    """Read an answer's headers; what parses emails is asked only where one is no plain line."""
     message, lines = HTTPMessage(), list[str]()
     while True:
         line = file.readline(_LONGEST_LINE + 1)

@@ -22,39 +22,40 @@ LOCKED = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between looks at attempts that so
 
 def execute(using: str, attempt_ids: Sequence[int]) -> int:
     """Make the calls of these attempts, those still to be begun; the count, once all are recorded.
-
     Whatever is raised in this thread, what has been sent is recorded and what has not is given
     back; then it is raised again.
     """
-    message = _Message(using, attempt_ids)
+    execution = _Execution(using, attempt_ids)
     try:
-        return message.make()
+        return execution.make_calls()
     except BaseException as struck:
-        message.leave(struck)
+        execution.record_or_give_back(struck)
         interruption = recorder.interruption(struck)
         if interruption is not None and interruption is not struck:
             raise interruption from struck
         raise
 
 
-class _Message:
+class _Execution:
+    """One execution of these attempts, and what is owed where it is struck."""
+
     def __init__(self, using: str, attempt_ids: Sequence[int]) -> None:
-        self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.name_worker()
+        self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.new_worker_name()
         self.jobs: list[Job] | None = None
         self.owed: list[Result] = []
 
-    def make(self) -> int:
+    def make_calls(self) -> int:
         self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
         make = telemetry.traced(request.make)
-        self._record([judging.unfit(job) for job in self.jobs if job.unfit is not None])
+        self._record([judging.result_of_unfit(job) for job in self.jobs if job.unfit is not None])
         for job in self.jobs:
             if job.unfit is None:
                 self._record([make(job)])
         if len(self.jobs) < len(self.attempt_ids):
-            give_back(self.using, self.attempt_ids)
+            give_back_once_free(self.using, self.attempt_ids)
         return len(self.jobs)
 
-    def leave(self, struck: BaseException) -> None:
+    def record_or_give_back(self, struck: BaseException) -> None:
         database.close_all()  # what struck may have done so in the middle of an answer
         if self.jobs is None and recorder.interruption(struck) is not None:
             self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
@@ -71,8 +72,8 @@ class _Message:
             self.owed = []
 
 
-def give_back(using: str, attempt_ids: Sequence[int]) -> None:
-    """Void what was locked when others were begun, if it is free soon; else recovery does."""
+def give_back_once_free(using: str, attempt_ids: Sequence[int]) -> None:
+    """Void what is still to be begun, if it is free in a second or so; else recovery does."""
     void = partial(claim.give_back, using, attempt_ids)
     for pause in LOCKED:
         if not database.persist(using, void, during="begin"):

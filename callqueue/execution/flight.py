@@ -78,7 +78,7 @@ class Clearance:
     """What jobs wait for that may not be begun yet: none is sent or recorded before it is given."""
 
     def __init__(self) -> None:
-        self._is_begun = False
+        self._is_begun: bool  # once that is given
         self._given, self._heard = threading.Event(), threading.Event()
 
     def wait(self) -> bool:
@@ -152,7 +152,7 @@ class Flight:
         for job in fit:
             job.clearance = clearance
         try:
-            self._send_off(fit, min(threads, AHEAD))
+            self._hand_to_crew(fit, min(threads, AHEAD))
         except BaseException:  # some may have a thread already, which would wait for ever
             clear(False)
             raise
@@ -193,52 +193,50 @@ class Flight:
     def _fly(self) -> None:
         while True:
             try:
-                self._turn()
+                self._do_round()
             except BaseException as error:  # all that is in flight would hang
                 events.emit("listener_failed", receiver="in_flight", error=type(error).__name__)
                 time.sleep(TELL)
 
-    def _turn(self) -> None:
+    def _do_round(self) -> None:
         """Wait for news; record what has ended, begin what has room, and look after the rest."""
-        self._wait()
+        self._wait_for_news()
         self._record(self._take_ended())
         self._begin_waiting()
-        self._settle()
+        self._let_tasks_go()
         if self.under_way and time.monotonic() - self.told >= TELL:
             self.told = time.monotonic()
             ended = {id(job) for job, _ in list(self.crew.ended)}
             open_ = [job for key, job in list(self.under_way.items()) if key not in ended]
-            if self._connected(lambda: telling.tell(self.using, open_)) is None:
+            if self._with_connection(lambda: telling.tell(self.using, open_)) is None:
                 self.told += telling.AWAY
 
-    def _wait(self) -> None:
+    def _wait_for_news(self) -> None:
         self.is_watching = False
         has_news = self.crew.pending or self.crew.ended  # after it: whoever sees it does not ring
         self.is_watching = bool(has_news or any(one.is_partly_begun for one in self.boarding))
         is_waited_for = self.under_way or self.boarding
         timeout = STALL if self.is_watching else TELL if is_waited_for else IDLE_SECONDS
         try:
-            self._hear(self.inbox.get(timeout=timeout))
+            self._take_in(self.inbox.get(timeout=timeout))
         except queue.Empty:
             if not is_waited_for:  # for a while: no call takes what is open, and it costs
                 wire.close_idle()
-                self._hear(self.inbox.get())
+                self._take_in(self.inbox.get())
         with suppress(queue.Empty):
             while True:
-                self._hear(self.inbox.get_nowait())
+                self._take_in(self.inbox.get_nowait())
 
-    def _hear(self, what: Message | list[Job] | threading.Event | None) -> None:
-        if isinstance(what, Message):
-            self.boarding.append(what)
-        elif isinstance(what, threading.Event):
-            self.landings.append(what)
-        elif what is not None:
-            self._launch(what)
+    def _take_in(self, news: Message | list[Job] | threading.Event | None) -> None:
+        if isinstance(news, Message):
+            self.boarding.append(news)
+        elif isinstance(news, threading.Event):
+            self.landings.append(news)
+        elif news is not None:
+            self._launch(news)
 
     def _take_ended(self) -> list[Result]:
-        """What has ended, once it is time to hand it over. Where jobs are pending and none has
-        ended of late, another thread joins.
-        """
+        """What has ended, once it is time to record it. Where all stalls, another thread joins."""
         crew, now = self.crew, time.monotonic()
         if len(crew.ended) > self.seen:
             self.first = self.first if self.seen else now
@@ -255,7 +253,7 @@ class Flight:
         taken = [crew.ended.popleft() for _ in range(self.seen)] if is_due else []
         self.seen -= len(taken)
         results = [result for _, result in taken if result is not None]
-        unserved = crew.unserved()
+        unserved = crew.take_unserved()
         for job in [*(job for job, _ in taken), *unserved]:
             self.under_way.pop(id(job), None)
         voided = [transitions.after_void(job, UNSERVED) for job in unserved if _is_begun(job)]
@@ -266,7 +264,7 @@ class Flight:
         if not results:
             return
         try:
-            self._connected(lambda: recorder.record(self.using, results))
+            self._with_connection(lambda: recorder.record(self.using, results))
         except Exception as error:
             for result in results:
                 events.emit("record_failed", **result.job.facts, error=type(error).__name__)
@@ -283,7 +281,7 @@ class Flight:
         if not wanted:
             return
         try:
-            jobs = self._connected(lambda: claim.begin(self.using, list(wanted)))
+            jobs = self._with_connection(lambda: claim.begin(self.using, list(wanted)))
         except Exception as error:
             for message in wanted.values():
                 message.error, message.waiting = error, []
@@ -300,16 +298,16 @@ class Flight:
         """Send jobs on their way, and record those that cannot be made any more."""
         self.moved = time.monotonic()
         fit = [job for job in jobs if job.unfit is None]
-        self._send_off(fit, _threads_for(fit))
-        self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
+        self._hand_to_crew(fit, _threads_for(fit))
+        self._record([judging.result_of_unfit(job) for job in jobs if job.unfit is not None])
 
-    def _send_off(self, jobs: Sequence[Job], threads: int) -> None:
-        """Have these made, by so many more threads. For any thread."""
+    def _hand_to_crew(self, jobs: Sequence[Job], threads: int) -> None:
+        """Have these made, by so many more threads of the crew. Any thread may call it."""
         self.under_way.update((id(job), job) for job in jobs)
         if jobs:
             self.crew.add(jobs, threads)
 
-    def _settle(self) -> None:
+    def _let_tasks_go(self) -> None:
         """Let the tasks go whose calls are under way, if there is room for others, and those that
         wait for room in vain; and whoever waits for nothing to be in flight.
         """
@@ -324,7 +322,7 @@ class Flight:
         while self.landings and not self.under_way and not self.boarding:
             self.landings.pop().set()
 
-    def _connected(self, work: Callable[[], T]) -> T:
+    def _with_connection(self, work: Callable[[], T]) -> T:
         """What `work` returns, done with the connection that this process keeps."""
         try:
             with database.kept_connection(self.using):
@@ -334,7 +332,7 @@ class Flight:
 
 
 def _is_begun(job: Job) -> bool:
-    """Whether the job is begun, once that is known."""
+    """Whether the job is begun. Waits until that is known."""
     return job.clearance is None or bool(job.clearance.wait())
 
 
@@ -374,15 +372,13 @@ class Crew:
                 break
 
     def wake_or_start(self) -> bool:
-        """Have one more thread work, one that rests or a new one; False where the system gives this
-        process no more. One that is done may be followed by another.
-        """
+        """Have one more thread work, that rests or is new; False where the system gives no more."""
         with suppress(KeyError):
             self.resting.popitem()[0].put(None)
             return True
         thread = None
         try:
-            thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+            thread = threading.Thread(target=self._run, name=NAME, daemon=True)
             self.threads.add(thread)
             thread.start()
         except (RuntimeError, MemoryError) as error:
@@ -395,7 +391,7 @@ class Crew:
         """How many jobs there are threads for: as many as when none was to be had, for a minute."""
         return max(1, self.full) if time.monotonic() - self.full_at < MINUTE else math.inf
 
-    def unserved(self) -> list[Job]:
+    def take_unserved(self) -> list[Job]:
         """Take the jobs that have waited in vain for a thread: another process may have one."""
         if not self.pending:
             self.refused_at = math.inf
@@ -414,10 +410,10 @@ class Crew:
             self.said_at = self.full_at
             events.emit("threads_exhausted", waiting=len(self.pending), error=str(error))
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         wake = queue.SimpleQueue[None]()
         while True:
-            self._drain()
+            self._make_pending()
             self.resting[wake] = None
             self.ring()
             try:
@@ -428,7 +424,7 @@ class Crew:
                     return
                 # somebody has taken it, to wake this thread
 
-    def _drain(self) -> None:
+    def _make_pending(self) -> None:
         while True:
             try:
                 job = self.pending.popleft()

@@ -32,37 +32,40 @@ from callqueue.transitions import Job, Result
 ELSEWHERE = timedelta(seconds=10)  # until a call is released again that workers here cannot make
 
 
-def of_answer(job: Job, answer: Answer) -> Result:
+def result_of_answer(job: Job, answer: Answer) -> Result:
+    """Judged, with its times. The call is told when it was first sent."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     sent_at, arrived = None, answer.sent_at
     if arrived is not None and job.gate is not None:
-        arrived = job.gate.arrived_by(arrived, ended_mono)
+        arrived = job.gate.latest_arrival(arrived, ended_mono)
     if arrived is not None:
-        sent_at = min(ended_at, job.shown_at(arrived))
+        sent_at = min(ended_at, job.ledger_time_at(arrived))
     if answer.sent and job.call.first_sent_dt is None:
         job.call.first_sent_dt = job.wall(sent_at or ended_at)
-    return _of_answer(job, answer, job.wall(ended_at)).stamp(ended_at, ended_mono, sent_at)
+    return _unstamped_result(job, answer, job.wall(ended_at)).stamp(ended_at, ended_mono, sent_at)
 
 
-def of_value(job: Job, value: object) -> Result:
+def result_of_value(job: Job, value: object) -> Result:
+    """Of what a handler returned: an outcome, or anything else, with which it succeeded."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     verdict = value if isinstance(value, outcome.OUTCOMES) else Succeeded(value)
     return _result_of_verdict(job, verdict, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
-def failed(job: Job, why: str) -> Result:
-    """Nothing was sent, or a handler failed: retried under the rule's Retry."""
+def result_of_failure(job: Job, why: str) -> Result:
+    """Nothing was sent, or a handler failed: retried as the rule's Retry says."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     return transitions.after_failure(job, why, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
-def lost(job: Job, why: str) -> Result:
+def result_of_loss(job: Job, why: str) -> Result:
     """Sent, and no answer: the rule's `on_lost` decides."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     return transitions.after_loss(job, why, job.wall(ended_at)).stamp(ended_at, ended_mono)
 
 
-def unfit(job: Job) -> Result:
+def result_of_unfit(job: Job) -> Result:
+    """Of a job that cannot be made here. For want of descriptors, none is taken for a while."""
     if job.unfit == claim.EXPIRED:
         return transitions.after_expiry(job).stamp(job.now(), Mono(0.0))
     if job.unfit == claim.NEWER:
@@ -74,14 +77,14 @@ def unfit(job: Job) -> Result:
     return given_up.stamp(job.now(), Mono(0.0))
 
 
-def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
+def _unstamped_result(job: Job, answer: Answer, now: datetime) -> Result:
     if answer.dropped and not answer.sent:
         return transitions.after_void(job, answer.error)
     if answer.refused:
         return transitions.after_giving_up(job, answer.error)
     response = answer.response
     if response is not None and not (answer.broken and job.call.method in IDEMPOTENT):
-        result = _of_response(job, response, _cut_note(answer), now)
+        result = _result_of_response(job, response, _cut_note(answer), now)
     elif answer.sent:
         why = answer.error or "the answer broke off"
         result = transitions.after_loss(job, why, now)
@@ -91,7 +94,7 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
     return result
 
 
-def _of_response(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
+def _result_of_response(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
     result = _result_by_classify(job, response, cut_note, now)
     result.cost = _cost_by_hook(job, response, cut_note)
     return result
@@ -105,10 +108,11 @@ def _cut_note(answer: Answer) -> str:
 
 
 def _result_by_classify(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
+    """By the default verdict, where the rule has no `classify`, it fails or gives no outcome."""
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
-            own = claim.imported(classify)(response)
+            own = claim.imported_hook(classify)(response)
             if isinstance(own, outcome.OUTCOMES):
                 return _result_of_verdict(job, own, now, cut_note)
             if own is not None:
@@ -116,11 +120,11 @@ def _result_by_classify(job: Job, response: Any, cut_note: str, now: datetime) -
         except BaseException as error:
             note = f"classify failed: {texts.worded(error)}"
     return _result_of_verdict(
-        job, _default_verdict(job, response), now, "; ".join(filter(None, [note, cut_note]))
+        job, _verdict_of_response(job, response), now, "; ".join(filter(None, [note, cut_note]))
     )
 
 
-def _default_verdict(job: Job, response: Any) -> Outcome:
+def _verdict_of_response(job: Job, response: Any) -> Outcome:
     retry = job.sound_rule.retry
     return verdict(
         response.status_code,
@@ -141,22 +145,22 @@ def _result_of_verdict(job: Job, verdict: Outcome, now: datetime, note: str = ""
         after = verdict.after
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
         return transitions.after_failure(job, why, now, seconds)
-    hold = _hold(job, verdict, now)
+    hold = _arguments_of_hold(job, verdict, now)
     result = transitions.after_throttle(job, why, now, hold["until"])
     result.hold = hold
     return result
 
 
-def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
+def _arguments_of_hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
     """The hold that a verdict asks for, as the arguments of `holds.lay`: at most `max_hold` long.
     One that names no time to come lasts for the rule's backoff, and makes none longer that is in
     force.
     """
-    retry, seconds = job.sound_rule.retry, _seconds(verdict.until, now)
+    retry, seconds = job.sound_rule.retry, _seconds_until(verdict.until, now)
     is_named = not seconds <= 0  # what is no number fails below: such a verdict is none
     if not is_named:
         seconds = backoff(retry, job.call.throttled_count + 1, 1.0)
-    per, value = _scope(job, verdict.scope)
+    per, value = _scope_of_hold(job, verdict.scope)
     return {
         "per": per,
         "value": value,
@@ -166,13 +170,13 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
     }
 
 
-def _seconds(until: float | timedelta | datetime | None, now: datetime) -> float:
+def _seconds_until(until: float | timedelta | datetime | None, now: datetime) -> float:
     if isinstance(until, datetime):
         until = _aware(until) - now
     return until.total_seconds() if isinstance(until, timedelta) else until or 0.0
 
 
-def _scope(job: Job, scope: str | None) -> tuple[str, str]:
+def _scope_of_hold(job: Job, scope: str | None) -> tuple[str, str]:
     """What a hold covers: the scope named, or the narrowest `per` of the rule that the call has."""
     pers = [scope] if scope else [limit.per for limit in job.sound_rule.limits]
     for per in pers:
@@ -186,7 +190,7 @@ def _cost_by_hook(job: Job, response: Any, cut_note: str) -> Any:
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
-        cost = claim.imported(settle)(response)
+        cost = claim.imported_hook(settle)(response)
         cost = None if cost is None else check_cost(cost)
         return larger_cost(cost, job.attempt.cost) if cut_note and cost is not None else cost
     except BaseException as error:
@@ -218,20 +222,19 @@ def verdict(
     now: datetime,
     max_hold: float,
 ) -> Outcome:
-    """The default verdict on an answer: success, a hold, a retry or the end.
-
-    A throttled answer is a 429 (RFC 6585 section 4), or a 503 with Retry-After (RFC 9110 section
-    15.6.4). Without a usable time the hold lasts as long as the rule's backoff (None).
+    """The default verdict on an answer: success, a hold, a retry or the end. A throttled answer is
+    a 429 (RFC 6585 section 4), or a 503 with Retry-After (RFC 9110 section 15.6.4). Without a
+    usable time the hold lasts as long as the rule's backoff (None).
     """
     if 200 <= status < 300:
         return Succeeded()
-    plain, why = _plain(headers), _phrase(status)
+    plain, why = _normalised(headers), _status_phrase(status)
     if _is_throttled(status, plain):
-        return _hold_of_limit(why, headers, now=now, max_hold=max_hold)
+        return _hold_by_headers(why, headers, now=now, max_hold=max_hold)
     if status in retry_statuses:
         return RetryLater(why)
     if 300 <= status < 400 and (location := plain.get("location")):
-        return GiveUp(f"{why}; a redirect to {_shown(location)}, which is not followed")
+        return GiveUp(f"{why}; a redirect to {_shown_location(location)}, which is not followed")
     return GiveUp(why)
 
 
@@ -239,49 +242,48 @@ def retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -
     """Retry-After (RFC 9110 section 10.2.3): seconds, or an HTTP date, which counts from the
     answer's own sane Date, since the provider's clock wrote both.
     """
-    plain = _plain(headers)
+    plain = _normalised(headers)
     if not (value := plain.get("retry-after")):
         return Advice()
-    wait = _number(value)
-    if wait is None and (date := _date(value)) is not None:
-        wait = (date - _clock(plain, now)).total_seconds()
-    return Advice(note="its Retry-After is unusable") if wait is None else _clamped(wait, max_hold)
+    wait = _parse_number(value)
+    if wait is None and (date := _parse_date(value)) is not None:
+        wait = (date - _their_clock(plain, now)).total_seconds()
+    return Advice(note="its Retry-After is unusable") if wait is None else _clamp(wait, max_hold)
 
 
 def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
     """The RateLimit families of a refusal: nothing is to go until the latest reset of those that
     are used up, or of all where none says what remains.
-
     A family is the headers that differ only in remaining or reset: X-RateLimit-*, RateLimit-*,
-    x-ratelimit-*-tokens, anthropic-ratelimit-requests-*. A reset is seconds, an epoch or a date.
+    x-ratelimit-*-tokens. A reset is seconds, an epoch or a date.
     """
-    plain = _plain(headers)
+    plain = _normalised(headers)
     is_used_up, resets = dict[str, bool](), dict[str, float]()
     for name, value in plain.items():
         if not _FAMILY.search(name):
             continue
-        if "remaining" in name and (count := _number(value)) is not None:
+        if "remaining" in name and (count := _parse_number(value)) is not None:
             is_used_up[name.replace("remaining", "")] = count < 1
-        elif "reset" in name and (wait := _reset_in_s(value, _clock(plain, now))) is not None:
+        elif "reset" in name and (wait := _reset_in_s(value, _their_clock(plain, now))) is not None:
             resets[name.replace("reset", "")] = wait
     waits = [wait for name, wait in resets.items() if not is_used_up or is_used_up.get(name)]
-    return _clamped(max(waits), max_hold) if waits else Advice()
+    return _clamp(max(waits), max_hold) if waits else Advice()
 
 
-def _plain(headers: Mapping[str, str]) -> dict[str, str]:
+def _normalised(headers: Mapping[str, str]) -> dict[str, str]:
     return {str(name).lower(): str(value).strip()[:_LONGEST] for name, value in headers.items()}
 
 
-def _is_throttled(status: int, plain: Mapping[str, str]) -> bool:
+def _is_throttled(status: int, normalised: Mapping[str, str]) -> bool:
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return bool(plain.get("retry-after"))
+        return bool(normalised.get("retry-after"))
     return status == HTTPStatus.TOO_MANY_REQUESTS
 
 
-def _hold_of_limit(
+def _hold_by_headers(
     why: str, headers: Mapping[str, str], *, now: datetime, max_hold: float
 ) -> HoldUntil:
-    """Retry-After takes precedence; neither counts where it names no time to come."""
+    """Until what Retry-After says, else a reset; neither counts where it names no time to come."""
     for read, name in ((retry_after, "Retry-After"), (rate_limit_headers, "reset in")):
         until_s, note = read(headers, now=now, max_hold=max_hold)
         if until_s:
@@ -293,33 +295,33 @@ def _hold_of_limit(
     return HoldUntil(None, why)
 
 
-def _clamped(seconds: float, max_hold: float) -> Advice:
+def _clamp(seconds: float, max_hold: float) -> Advice:
     if seconds <= max_hold:
         return Advice(max(0.0, seconds))
     return Advice(float(max_hold), note=f"clamped; it named {seconds:.12g} s")
 
 
 def _reset_in_s(value: str, clock: datetime) -> float | None:
-    number = _number(value)
+    number = _parse_number(value)
     if number is None:
-        date = _date(value)
+        date = _parse_date(value)
         return None if date is None else (date - clock).total_seconds()
     if number < _EPOCHS_FROM:
         return number
     return (number if number < _MILLISECONDS_FROM else number / 1000) - clock.timestamp()
 
 
-def _number(value: str) -> float | None:
+def _parse_number(value: str) -> float | None:
     return float(value) if _NUMBER.fullmatch(value) else None
 
 
-def _clock(plain: Mapping[str, str], now: datetime) -> datetime:
+def _their_clock(normalised: Mapping[str, str], now: datetime) -> datetime:
     """The provider's clock: the answer's Date, unless it is more than a day from ours."""
-    now, date = _aware(now), _date(plain.get("date", ""))
+    now, date = _aware(now), _parse_date(normalised.get("date", ""))
     return date if date is not None and abs((date - now).total_seconds()) <= _CLOCKS_APART else now
 
 
-def _date(text: str) -> datetime | None:
+def _parse_date(text: str) -> datetime | None:
     """An HTTP date, or one of RFC 3339; UTC without a zone."""
     for parse in (parsedate_to_datetime, datetime.fromisoformat):
         with suppress(Exception):  # many: these parsers were not written for what strangers send
@@ -331,7 +333,7 @@ def _aware(moment: datetime) -> datetime:
     return moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)
 
 
-def _shown(location: str) -> str:
+def _shown_location(location: str) -> str:
     """A Location, as it may be shown: HTTP reads its bytes as Latin-1, and servers write UTF-8."""
     with suppress(ValueError):
         location = location.encode("latin-1").decode()
@@ -339,7 +341,7 @@ def _shown(location: str) -> str:
     return text if len(text) <= _LONGEST_LOCATION else f"{text[:_LONGEST_LOCATION]}..."
 
 
-def _phrase(status: int) -> str:
+def _status_phrase(status: int) -> str:
     with suppress(ValueError):
         return f"{status} {HTTPStatus(status).phrase}"
     return str(status)

@@ -34,10 +34,9 @@ before_landing: list[Callable[[float | None], None]] = []
 
 def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     """Begin these attempts, those still to be begun, and get their calls under way; the count.
-
-    Returns when this process has room for another call. What there is no room for goes on to
-    another process; what was not begun well before a time limit of the task is given back, and so
-    is all where the process has no thread for its calls.
+    Waits until this process has room for another call. What there is no room for goes on to another
+    process; what was not begun well before a time limit of the task is given back, and so is all
+    where the process has no thread for its calls.
     """
     try:
         flight = flight_of(using)
@@ -70,7 +69,7 @@ def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
     with database.kept_connection(using):
-        executor.give_back(using, attempt_ids)
+        executor.give_back_once_free(using, attempt_ids)
 
 
 def _hand_on(using: str, message: Message, task: Any) -> None:
@@ -81,7 +80,7 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
     except Exception as error:
         why = broker.why_away(task.app, error)
         events.emit("publish_failed", queue=message.queue, messages=1, error=why)
-        executor.give_back(using, message.left)
+        executor.give_back_once_free(using, message.left)
 
 
 def land(*, seconds: float | None = None) -> None:
@@ -91,7 +90,7 @@ def land(*, seconds: float | None = None) -> None:
     for own in list(_flights.values()):
         if own.pid == os.getpid():
             own.land(seconds=seconds)
-    broker.leave()
+    broker.finish_sending()
 
 
 def patience(task: Any) -> float | None:
@@ -132,37 +131,38 @@ def flight_of(using: str) -> Flight:
 # --- What Celery tells
 
 
-def _when(signal: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _receives(signal: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     connect: Callable[[Callable[..., None]], Callable[..., None]] = signal.connect
     return connect
 
 
-@_when(signals.worker_init)
-def know_worker(sender: Any, **_: Any) -> None:
+@_receives(signals.worker_init)
+def note_worker(sender: Any, **_: Any) -> None:
+    """Note who is the worker, not told to go, of this process and those forked off it."""
     global _worker, _told
     _worker, _told = (os.getpid(), sender), mmap.mmap(-1, 1)
 
 
-@_when(signals.worker_shutting_down)
+@_receives(signals.worker_shutting_down)
 def tell_to_go(**_: Any) -> None:
-    """Note that the worker goes. A message or two that come after this are given back."""
+    """Note that the worker goes: messages that come after this are given back."""
     _told[0] = 1
 
 
-@_when(signals.worker_process_shutdown)
-def _child_goes(**_: Any) -> None:
+@_receives(signals.worker_process_shutdown)
+def _wait_as_child_goes(**_: Any) -> None:
     """Wait: a child of the prefork pool was told to go. Told once more, it goes at once."""
     land()
 
 
-@_when(signals.worker_shutdown)
-def _worker_goes(**_: Any) -> None:
+@_receives(signals.worker_shutdown)
+def _wait_as_worker_goes(**_: Any) -> None:
     """Wait: the worker stops warmly, and another pool than prefork has its calls here."""
     land()
 
 
-@_when(signals.task_postrun)
-def _task_has_run(task: Any, **_: Any) -> None:
+@_receives(signals.task_postrun)
+def _count_task(task: Any, **_: Any) -> None:
     """Count it. A child's last one ends when nothing is in flight: no other comes until then."""
     global _tasks
     if not task.request.is_eager:

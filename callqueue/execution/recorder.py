@@ -17,7 +17,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from callqueue import answers, callbacks, clocks, database, events, states, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.execution.starvation import starved
+from callqueue.execution.starvation import why_starved
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.limits.budgets import cost_of
@@ -36,29 +36,29 @@ NOTHING: Mapping[str, Any] = {
 
 
 def record(using: str, ended: Sequence[Result]) -> None:
-    """Record, and keep trying while the database is away and a lease still runs. A result that
-    cannot be stored keeps none of the others from it.
+    """Record, lay holds and trip breakers; keep trying while the database is away and a lease still
+    runs. A result that cannot be stored keeps none of the others from it.
     """
     pause = 0.05
     while True:
         try:
             for result in ended:
                 if result.hold is not None:
-                    lay(using, result)
-            write(using, ended)
+                    lay_hold(using, result)
+            record_once(using, ended)
             break
         except Exception as error:
             if interruption(error) is not None:
                 raise
-            if not database.is_transient(error) and not starved(error):
-                return _record_apart(using, ended, error)
+            if not database.is_transient(error) and not why_starved(error):
+                return _record_one_by_one(using, ended, error)
             _wait_for_database(using, ended, error, pause)
             pause = min(2.0, pause * 2)
-    breaker.observe(using, ended)
+    breaker.trip_where_failing(using, ended)
 
 
-def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:
-    """Write those still this worker's; the count. `lazily`: the commit waits for no disk."""
+def record_once(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:
+    """Write and announce those still this worker's; the count. `lazily`: it waits for no disk."""
 
     def work(locked: Locked) -> Sequence[Result]:
         rows = [_columns_of_attempt(result, locked.reading) for result in results]
@@ -79,18 +79,18 @@ def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int
     return len(kept)
 
 
-def lay(using: str, result: Result) -> None:
+def lay_hold(using: str, result: Result) -> None:
     """Lay the hold that an answer asked for, as long as it asked, whatever the clock has done."""
     assert result.hold is not None
     hold, reading = dict(result.hold), ledger_time.read(using)
     ends = hold.pop("until") - timedelta(microseconds=result.job.clock.moved)
     lasts = ends + clock_correction(result, reading) - from_us(reading.at)
-    rules = _sharers(using, result.job.call.rule, hold["per"])
+    rules = _rules_sharing_budget(using, result.job.call.rule, hold["per"])
     holds.lay(using, rules, **hold, lasts=lasts, source="provider")
     result.hold = None
 
 
-def _sharers(using: str, rule: str, per: str) -> list[str]:
+def _rules_sharing_budget(using: str, rule: str, per: str) -> list[str]:
     """The rules that share a budget of that scope with this one, in force. One statement."""
     budgets = settings.book_in_force(using).budgets.get(rule, ())
     sharing = {other for b in budgets if b.limit.per == per and b.limit.name for other in b.rules}
@@ -111,24 +111,25 @@ def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pa
     time.sleep(pause)
 
 
-def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None:
+def _record_one_by_one(using: str, ended: Sequence[Result], error: Exception) -> None:
+    """Of one alone that cannot be stored, record that it ended; after that, its lease decides."""
     if len(ended) > 1:
         for result in ended:
             record(using, [result])
     elif not ended[0].is_bare:
-        record(using, [_without_texts(ended[0], error)])
-    else:  # its lease decides
+        record(using, [_drop_texts(ended[0], error)])
+    else:
         events.emit("record_failed", **ended[0].job.facts, error=type(error).__name__)
 
 
-def _without_texts(result: Result, error: Exception) -> Result:
-    unstorable(result, error)
+def _drop_texts(result: Result, error: Exception) -> Result:
+    drop_answer(result, error)
     result.cost, result.is_bare = None, True
     return result
 
 
-def unstorable(result: Result, error: Exception) -> None:
-    """Keep nothing of the answer but its status, since this error kept it from being stored."""
+def drop_answer(result: Result, error: Exception) -> None:
+    """Keep nothing of an answer that could not be stored, for this error, but its status."""
     status = getattr(result.response, "status_code", None)
     why = f"what it said could not be stored ({type(error).__name__})"
     result.kept, result.error, result.why = NOTHING, why, why if result.why else ""
@@ -147,32 +148,30 @@ def interruption(raised: BaseException | None) -> BaseException | None:
 
 
 def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
-    """The columns of an attempt that costs something else than it was charged, or ended long ago:
-    the mark for the next pass, which knows what is tallied. Empty for others.
-    """
+    """Columns that mark, for the next pass, what costs otherwise than charged or ended long ago."""
     if charged == cost and outcome != states.VOIDED and not is_late:
         return {}
     return {"charged": charged, "correction_pending": True}
 
 
 def _with_corrections(
-    results: Sequence[Result], attempts: list[dict[str, Any]], late: datetime
+    results: Sequence[Result], rows: list[dict[str, Any]], late: datetime
 ) -> list[dict[str, Any]]:
     """The attempts' columns, with the marks of corrections. Ended before `late`: recorded late."""
     found = [
         correction(
             one.job.attempt.cost, own["cost"], one.outcome, is_late=own["finished_at"] < late
         )
-        for one, own in zip(results, attempts, strict=True)
+        for one, own in zip(results, rows, strict=True)
     ]
     if not any(found):
-        return attempts
+        return rows
     none = {"charged": None, "correction_pending": False}
-    return [{**own, **(more or none)} for own, more in zip(attempts, found, strict=True)]
+    return [{**own, **(more or none)} for own, more in zip(rows, found, strict=True)]
 
 
 def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
-    sent_at, finished_at = _instants(result, reading)
+    sent_at, finished_at = _sent_and_finished_at(result, reading)
     attempt, cost = result.job.attempt, result.cost
     cost = result.job.call.cost if cost is None else cost
     return {
@@ -188,7 +187,7 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
     }
 
 
-def _instants(result: Result, reading: Reading) -> tuple[datetime | None, datetime]:
+def _sent_and_finished_at(result: Result, reading: Reading) -> tuple[datetime | None, datetime]:
     if result.ended_at is None:  # in ledger time as it is now
         return result.sent_at, from_us(reading.at)
     by = clock_correction(result, reading)
@@ -204,7 +203,7 @@ def _announce(using: str, results: Sequence[Result]) -> None:
         if status not in states.FINAL:
             events.emit("attempt_failed", **job.facts, reason=result.error)
             continue
-        callbacks.log(call.id, status, call.rule, result.why)
+        callbacks.log_end(call.id, status, call.rule, result.why)
         if transitions.owes_announcement(result):
             ended.append((call.id, call.rule))
     callbacks.announce(using, ended)

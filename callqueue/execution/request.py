@@ -19,11 +19,18 @@ from callqueue import answers, clocks, conf, states, texts, transitions
 from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
 from callqueue.execution import claim, judging, starvation, wire
 from callqueue.execution.connection import Starved
-from callqueue.execution.recorder import NOTHING, unstorable
-from callqueue.execution.starvation import starved
-from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
+from callqueue.execution.recorder import NOTHING, drop_answer
+from callqueue.execution.starvation import why_starved
+from callqueue.handlers import HTTP_METHODS, SAFE, Context, find_handler
 from callqueue.security.redaction import REDACTED, redact_headers
-from callqueue.security.withholding import WITHHELD, at_work, clean, payload_of, tells, withhold
+from callqueue.security.withholding import (
+    WITHHELD,
+    clean_of_secrets,
+    payload_strings,
+    tells,
+    withhold,
+    withholding,
+)
 from callqueue.sending.disclosure import disclose
 from callqueue.transitions import Job, Result
 
@@ -49,7 +56,7 @@ def expected_wait(rule: str) -> float:
 
 
 def expected_latency(rule: str) -> float:
-    """Seconds of them until it is there: it may wait for a turn of this process's threads then."""
+    """Seconds until an answer is there, by the last one; a busy process may read it later."""
     return _waits.get(rule, (SLOW, SLOW))[0]
 
 
@@ -60,75 +67,77 @@ class SlotGate(wire.Gate):
         self._job, self.ends = job, job.lease_ends
 
     def wait(self) -> None:
-        """Sleep until it is surely begun and its slot opens by the database's clock; errs late."""
+        """Sleep until it is surely begun and its slot open. Dropped where little lease is left."""
         if self._job.clearance is not None and not self._job.clearance.wait():
             raise wire.Dropped("what has begun it was undone before the first byte was sent")
-        self._sleep()
+        self._sleep_until_slot()
         self.is_passed = True
         left = self._job.lease_ends - clocks.monotonic()
         if left <= 0:
             raise wire.Dropped("the lease had ended before the first byte was sent")
-        if left < self._needed():
+        if left < self._seconds_needed():
             raise wire.Dropped(
                 "too little was left of the lease for an answer before the first byte was sent"
             )
 
-    def _sleep(self) -> None:
-        opens = self._job.slot_opens()
+    def _sleep_until_slot(self) -> None:
+        opens = self._job.slot_opens_at()
         if opens is not None:
             while (left := opens - clocks.monotonic()) > 0:
                 time.sleep(left)
 
-    def _needed(self) -> float:
+    def _seconds_needed(self) -> float:
         job = self._job
         return min(job.sound_rule.total_timeout, expected_wait(job.call.rule))
 
 
 def make(job: Job) -> Result:
     """Make one call, and say what came of it."""
-    job.unfit = claim.reason_of_hooks(job)
+    job.unfit = claim.import_error_of_hooks(job)
     if job.unfit is not None:
-        return judging.unfit(job)
+        return judging.result_of_unfit(job)
     try:
         call = job.call
         params, values = disclose(call.method, job.params, rule=call.rule, key=call.key)
     except (InvalidCall, NotAllowed) as error:
         return scrubbed(transitions.after_giving_up(job, str(error)), ())
     except BaseException as error:
-        if want := starved(error):
-            return _given_back(job, Starved(want))
+        if want := why_starved(error):
+            return _result_of_drop(job, Starved(want))
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
-        return scrubbed(judging.failed(job, why), ())
+        return scrubbed(judging.result_of_failure(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
-        return scrubbed(_make(job, params), ())
-    with at_work(values, call.method, job.params):
-        return scrubbed(_make(job, params), values)
+        return scrubbed(_make_with_secrets(job, params), ())
+    with withholding(values, call.method, job.params):
+        return scrubbed(_make_with_secrets(job, params), values)
 
 
-def _make(job: Job, params: Mapping[str, Any]) -> Result:
+def _make_with_secrets(job: Job, params: Mapping[str, Any]) -> Result:
     job.gate = gate = SlotGate(job)
     try:
         if job.call.method in HTTP_METHODS:
-            return judging.of_answer(job, _send(job, params, gate))
-        return judging.of_value(job, _handle(job, dict(params), gate))
+            return judging.result_of_answer(job, _send_request(job, params, gate))
+        return judging.result_of_value(job, _call_handler(job, dict(params), gate))
     except wire.Dropped as dropped:
-        return _given_back(job, dropped)
+        return _result_of_drop(job, dropped)
     except BaseException as error:
-        if not gate.is_passed and (want := starved(error)):
-            return _given_back(job, Starved(want))
+        if not gate.is_passed and (want := why_starved(error)):
+            return _result_of_drop(job, Starved(want))
         why = texts.worded(error)
-        return judging.lost(job, why) if gate.sent_at is not None else judging.failed(job, why)
+        is_sent = gate.sent_at is not None
+        return judging.result_of_loss(job, why) if is_sent else judging.result_of_failure(job, why)
 
 
-def _given_back(job: Job, dropped: wire.Dropped) -> Result:
-    """Void it: nothing was sent. A process that is to blame takes no other call for a while."""
+def _result_of_drop(job: Job, dropped: wire.Dropped) -> Result:
+    """Voided: nothing was sent. A process that is to blame takes no other call for a while."""
     if isinstance(dropped, Starved):
         starvation.shortage.begin(str(dropped))
     return transitions.after_void(job, str(dropped))
 
 
-def _send(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
+def _send_request(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
+    """Send it, and note how long the answer took for what is expected of the next one."""
     rule = job.sound_rule
     timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
@@ -163,9 +172,9 @@ def _policy(job: Job) -> wire.Policy:
     )
 
 
-def _handle(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
-    call, handler = job.call, find(job.call.method)
-    if want := starved():  # it would fail for that, and nobody could say how far it had got
+def _call_handler(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
+    call, handler = job.call, find_handler(job.call.method)
+    if want := why_starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
     gate.wait()
     left = timedelta(seconds=max(0.0, job.lease_ends - clocks.monotonic()))
@@ -198,20 +207,20 @@ def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
     """
     hold = result.hold or {"reason": ""}
     said = {result.error, result.why, hold["reason"]} - {""}
-    payload = payload_of(result.job.call.method, result.job.params) if said else []
-    cleaned = {"": "", **{text: clean(text, values, payload) for text in said}}
+    payload = payload_strings(result.job.call.method, result.job.params) if said else []
+    cleaned = {"": "", **{text: clean_of_secrets(text, values, payload) for text in said}}
     result.error, result.why = cleaned[result.error], cleaned[result.why]
     hold["reason"] = cleaned[hold["reason"]]
     try:
-        result.kept = _columns(result, values)
+        result.kept = _columns_of_answer(result, values)
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # of a response that a hook has changed
-        unstorable(result, error)
+        drop_answer(result, error)
     return result
 
 
-def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
+def _columns_of_answer(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
     """The columns of what was answered. A large answer is cleaned in its rule's turn, since whoever
     wrote it decides what that costs; one whose turn does not come in time is not kept.
     """
@@ -219,10 +228,10 @@ def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
     if response is None:
         if result.outcome != states.SUCCEEDED:
             return NOTHING
-        return {**NOTHING, **_columns_of_body(_as_json(result.value), "utf-8", result, values)}
+        return {**NOTHING, **_columns_of_body(_json_bytes(result.value), "utf-8", result, values)}
     columns: dict[str, Any]
     columns, content = {"response_status": response.status_code}, response.content or b""
-    headers, long, size = _cut(response.headers)
+    headers, long, size = _cut_headers(response.headers)
     is_large = size + len(content) >= LARGE
     turn = _turns.setdefault(job.call.rule, threading.Lock()) if is_large else None
     left = max(0.0, (job.lease_ends - clocks.monotonic()) / 2)
@@ -238,7 +247,7 @@ def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
             turn.release()
 
 
-def _cut(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
+def _cut_headers(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
     """The headers that are looked at, the names of those that were cut, and their characters."""
     kept, long, size = dict[str, str](), set[str](), 0
     for name, value in islice(given.items(), MOST_HEADERS):
@@ -256,6 +265,7 @@ def _cut(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
 def _cleaned_headers(
     kept: dict[str, str], long: set[str], values: tuple[str, ...]
 ) -> dict[str, str]:
+    """These headers without secrets; `long`: the names of those that were cut."""
     if values and tells("\n".join([*kept, *kept.values()]), values):
         long = {withhold(name, values) for name in long}
         kept = {withhold(name, values): withhold(text, values) for name, text in kept.items()}
@@ -268,7 +278,8 @@ def _cleaned_headers(
 def _columns_of_body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
-    most = conf.current().kept_bytes(result.job.rule)
+    """Where not all of the body is kept, the result's error says so."""
+    most = conf.current().kept_response_bytes(result.job.rule)
     size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
     text = _without_secrets(content, charset, most, values)
     is_cut = len(content) > most or not result.is_whole
@@ -286,7 +297,7 @@ def _columns_of_body(
 def _without_secrets(
     content: bytes, charset: str | None, most: int, values: tuple[str, ...]
 ) -> str | None:
-    """The beginning of the body as text without secrets; None where there is none in it."""
+    """The beginning of the body as text without secrets; None where it has none."""
     if not values:
         return None
     start = content[: most + EDGE]
@@ -300,7 +311,7 @@ def _without_secrets(
     return withhold(text, values) if is_told else None
 
 
-def _as_json(value: Any) -> bytes:
+def _json_bytes(value: Any) -> bytes:
     """What a handler returned, as JSON, or its repr where it has no such form (a loop)."""
     if value is None:
         return b""

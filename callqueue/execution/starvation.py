@@ -66,31 +66,31 @@ def spare_descriptors() -> float:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return math.inf
-    return max(1, limit - _count_open(os.getpid()) - max(SPARE, round(limit * SPARE_SHARE)))
+    return max(1, limit - _open_at_first(os.getpid()) - max(SPARE, round(limit * SPARE_SHARE)))
 
 
 @lru_cache(maxsize=1)
-def _count_open(pid: int) -> int:
+def _open_at_first(pid: int) -> int:
     """How many descriptors this process had open when it was first asked: before its first call."""
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))
     return 0
 
 
-def starved(error: BaseException | None = None) -> str | None:
+def why_starved(error: BaseException | None = None) -> str | None:
     """What to say if this error came of what this process lacks, so nothing was sent; else None."""
-    why = _want(error)
+    why = _what_was_refused(error)
     if why is None:
         try:  # what a resolver or a library says without descriptors often names another reason
             for end in socket.socketpair():
                 end.close()
         except OSError as refused:
-            why = _want(refused)
+            why = _what_was_refused(refused)
     text = f"nothing was sent: this worker's process may have no more ({why})"
     return None if why is None else text
 
 
-def _want(error: BaseException | None) -> str | None:
+def _what_was_refused(error: BaseException | None) -> str | None:
     """What the system refused this process, if that led to this error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _WANTS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -33,16 +34,15 @@ AWAY = 5.0  # seconds until the next try, where the database is away
 def tell(using: str, under_way: Iterable[Job]) -> int | None:
     """Tell of those of these calls that are slow and have arrived; the count, None: no database."""
     now = clocks.monotonic()
-    slow = (job for job in under_way if _is_slow(job.gate, now))
+    slow = (job for job in under_way if _is_to_be_told(job.gate, now))
     jobs = sorted(slow, key=lambda job: job.attempt.id)
     if not jobs:
         return 0
     try:
         patience = {name: _patience(using, name) for name in {job.call.rule for job in jobs}}
         jobs = [job for job in jobs if patience[job.call.rule] is not None]
-        count = (
-            transaction(using, lambda locked: _write(using, jobs, patience, locked)) if jobs else 0
-        )
+        write = partial(_write_sent_at, using, jobs, patience)
+        count = transaction(using, write) if jobs else 0
     except (DatabaseError, InterfaceError) as error:
         events.emit("database_away", during="tell", error=type(error).__name__, calls=len(jobs))
         if not database.in_transaction(using):
@@ -54,7 +54,7 @@ def tell(using: str, under_way: Iterable[Job]) -> int | None:
     return count
 
 
-def _write(
+def _write_sent_at(
     using: str, jobs: Sequence[Job], patience: Mapping[str, float | None], locked: Locked
 ) -> int:
     reading, rows = locked.reading, []
@@ -66,7 +66,7 @@ def _write(
 
 
 def _patience(using: str, rule: str) -> float | None:
-    """Seconds after it was sent, by the limits in force; None where they ask for the answer."""
+    """Seconds that its limits in force give an answer after it was sent; None: they wait for it."""
     limits = [budget.limit for budget in settings.book_lately(using).budgets.get(rule, ())]
     patient = [
         limit.patience_us / SECOND
@@ -76,8 +76,8 @@ def _patience(using: str, rule: str) -> float | None:
     return min(patient, default=None)
 
 
-def _is_slow(gate: Any, now: Mono) -> bool:
-    """Whether what passed this gate is to be told of: sent a while ago, as a whole, and arrived."""
+def _is_to_be_told(gate: Any, now: Mono) -> bool:
+    """Whether what passed this gate was sent a while ago, as a whole, and arrived (noted in it)."""
     if gate is None or gate.is_told or not gate.is_whole:
         return False
     sent = gate.sent_at

@@ -47,7 +47,7 @@ from callqueue.execution.connection import (
     Trip,
     now,
 )
-from callqueue.execution.starvation import starved
+from callqueue.execution.starvation import why_starved
 from callqueue.security.addresses import Place, Unreadable, place_of, place_refusal
 from callqueue.texts import codec_of
 
@@ -170,9 +170,9 @@ class _Idle(deque[Connection]):
         except IndexError:
             raise queue.Empty from None
 
-    def close_older(self, at: float) -> None:
+    def close_idle_since(self, instant: float) -> None:
         with suppress(IndexError):
-            while self[0].idle_since < at:
+            while self[0].idle_since < instant:
                 self.popleft().close()
 
 
@@ -230,17 +230,17 @@ def pool_of(place: Place, policy: Policy) -> _Pool:
 def close_idle(seconds: float = IDLE_SECONDS) -> None:
     """Close the connections that no call takes any more: each is a descriptor."""
     for pool in list(_pools.values()):
-        cast(_Idle, pool.pool).close_older(now() - seconds)
+        cast(_Idle, pool.pool).close_idle_since(now() - seconds)
 
 
 def _new_pool(place: Place, verify: bool | str) -> _Pool:
     if place.scheme == "https":
-        return _SecurePool(place.host, place.port, maxsize=0, ssl_context=_context(verify))
+        return _SecurePool(place.host, place.port, maxsize=0, ssl_context=_tls_context(verify))
     return _Pool(place.host, place.port, maxsize=0)
 
 
 @lru_cache(maxsize=64)
-def _context(verify: bool | str) -> ssl.SSLContext:
+def _tls_context(verify: bool | str) -> ssl.SSLContext:
     """One per set of trusted certificates: reading them takes longer than a call."""
     context = create_urllib3_context()
     if verify is False:
@@ -251,7 +251,7 @@ def _context(verify: bool | str) -> ssl.SSLContext:
     try:
         context.load_verify_locations(**{"capath" if os.path.isdir(where) else "cafile": where})
     except OSError as error:
-        if want := starved(error):
+        if want := why_starved(error):
             raise Starved(want) from None
         why = error.strerror or error
         raise Failed(f"the certificates to trust cannot be read from {where}: {why}") from None
@@ -293,7 +293,7 @@ _session.mount("https://", _Adapter(max_retries=0))
 
 
 def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> None:
-    """Send it, and read its answer. Whatever is raised, `answer` says how far this got."""
+    """Send it, and read the response, with its body, into `answer`, as far as it came."""
     url = prepared.url or ""
     here.place, here.trip = _checked_place(url, trip.policy), trip
     began = now()
@@ -308,14 +308,15 @@ def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> Non
     # what a hook reads as text is looked up by no name of the server's
     if response.encoding is not None:
         response.encoding = codec_of(response.encoding)
-    _read(response, trip, answer)
+    _read_body(response, trip, answer)
     answer.response = response
 
 
 # --- The body
 
 
-def _read(response: requests.Response, trip: Trip, answer: Answer) -> None:
+def _read_body(response: requests.Response, trip: Trip, answer: Answer) -> None:
+    """Read it into the response, bounded; `answer` says what was cut or broke off."""
     raw, limit = response.raw, trip.policy.max_response_bytes
     response._content_consumed = True  # type: ignore[attr-defined]
     if raw is None:  # an answer that a test has made up

@@ -67,18 +67,18 @@ def handler(name: str) -> Callable[[F], F]:
     return register
 
 
-def method_of(call_data: Any, column: str) -> str:
+def method_of(call_data: Any, method_column: str) -> str:
     # Other code may have changed the data, which is what will be made, and not the column.
     if not isinstance(call_data, Mapping):
-        return column
+        return method_column
     return str(call_data.get("method", "")).lower()
 
 
-def methods() -> frozenset[str]:
+def known_methods() -> frozenset[str]:
     return HTTP_METHODS | BUILT_IN | conf.current().handlers.keys() | _registered.keys()
 
 
-def find(method: str) -> Handler:
+def find_handler(method: str) -> Handler:
     """The handler of a method that is no HTTP verb. LookupError where there is none."""
     path = conf.current().handlers.get(method)
     if path is None and method in _registered:

@@ -35,7 +35,7 @@ from callqueue.handlers import BuiltIn
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.secrets import Secret, has_secret
 from callqueue.security.withholding import cleaned
-from callqueue.values import TASK_NAME, is_secret, listed, named, refuse_unknown
+from callqueue.values import TASK_NAME, check_dict, check_list, is_secret, refuse_unknown
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -84,7 +84,7 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
     request = request_of(task, params, context.idempotency_key, max(0, context.attempt - 1))
     run = CallsRun(context.is_last)
     request |= {"callqueue": _facts_of(context), "callqueue_run": run}
-    _wrap(task)
+    _wrap_run(task)
     tracer = build_tracer(task.name, task, app=app, Info=_CallsTraceInfo)
     done = tracer(request["id"], request["args"], request["kwargs"], request)
     if run.outcome is not None:
@@ -105,7 +105,7 @@ def _facts_of(context: Context) -> dict[str, Any]:
     }
 
 
-def _wrap(task: Any) -> None:
+def _wrap_run(task: Any) -> None:
     """Have the first run of the task within a call's request tell what came of it."""
     run = task.run
     if hasattr(run, "is_told_of_calls"):
@@ -119,13 +119,14 @@ def _wrap(task: Any) -> None:
         if current is None:
             return run(*args, **kwargs)
         current.is_begun = True
-        return _result(_run(task, current, lambda: run(*args, **kwargs)))
+        return _result_or_raise(_run_body(task, current, lambda: run(*args, **kwargs)))
 
     told.is_told_of_calls = True  # type: ignore[attr-defined]
     task.run = told
 
 
-def _run(task: Any, current: CallsRun, run: Callable[[], Any]) -> Any:
+def _run_body(task: Any, current: CallsRun, run: Callable[[], Any]) -> Any:
+    """What the task returns. Retry where it asked for one, TaskExited for what is no Exception."""
     request, is_queued = task.request_stack.top, hasattr(task, "is_queued")
     if is_queued:
         request.is_eager = False
@@ -145,7 +146,7 @@ def _run(task: Any, current: CallsRun, run: Callable[[], Any]) -> Any:
             request.is_eager = True
 
 
-def _result(value: Any) -> Any:
+def _result_or_raise(value: Any) -> Any:
     if not isinstance(value, OUTCOMES):
         return value
     if isinstance(value, Succeeded):
@@ -162,7 +163,7 @@ class _CallsTraceInfo(TraceInfo):  # type: ignore[misc]
 
     def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
         retry, run = self.retval, req.callqueue_run
-        run.outcome = outcome = _asked_retry(retry, req)
+        run.outcome = outcome = _outcome_of_retry(retry, req)
         if isinstance(outcome, GiveUp) or (run.is_last and isinstance(outcome, RetryLater)):
             self.state, self.retval = celery_states.FAILURE, retry.exc or retry
             return super().handle_failure(task, req, store_errors=store_errors, call_errbacks=True)
@@ -174,7 +175,7 @@ class _CallsTraceInfo(TraceInfo):  # type: ignore[misc]
         error, run = self.retval, req.callqueue_run
         is_told = isinstance(error, TaskGaveUp)
         traceback = str(ExceptionInfo((type(error), error, error.__traceback__)).traceback)
-        why = str(error) if is_told else _worded("", error, traceback)
+        why = str(error) if is_told else _error_text("", error, traceback)
         is_final = is_told or isinstance(error, MaxRetriesExceededError | EncodeError)
         is_final = is_final or run.is_exhausted
         run.outcome = GiveUp(why) if is_final else RetryLater(why)
@@ -186,8 +187,8 @@ class _CallsTraceInfo(TraceInfo):  # type: ignore[misc]
         return super().handle_retry(task, req, store_errors=store_errors)
 
 
-def _asked_retry(retry: Any, request: Any) -> Outcome:
-    """When the task says, or after the rule's backoff; of the call as it was sent."""
+def _outcome_of_retry(retry: Any, request: Any) -> Outcome:
+    """When the task says, or after the rule's backoff; GiveUp where its arguments changed."""
     if isinstance(retry, TaskAskedForRetry):
         return retry.outcome
     given = retry.sig or request
@@ -196,14 +197,14 @@ def _asked_retry(retry: Any, request: Any) -> Outcome:
     if changed:
         why = f"retry({changed}=...) is not offered: a call goes again as it was sent; send another"
         return GiveUp(why)
-    why = _worded("the task asked to be retried", retry.exc or retry)
+    why = _error_text("the task asked to be retried", retry.exc or retry)
     return RetryLater(why, after=_seconds_until(retry.when))
 
 
-def _worded(what: str, error: BaseException, traceback: str = "") -> str:
+def _error_text(prefix: str, error: BaseException, traceback: str = "") -> str:
     """What went wrong, cleaned, then cut: the error's own words, the end of its traceback."""
     said = cleaned(f"{type(error).__name__}: {error}".rstrip(": "))[:HEAD]
-    head = f"{what}: {said}" if what else said
+    head = f"{prefix}: {said}" if prefix else said
     return f"{head}\n{cleaned(traceback)[-TAIL:]}" if traceback else head
 
 
@@ -232,10 +233,10 @@ def params_of(name: str, message: Any, stated: Mapping[str, Any]) -> dict[str, A
     params = {
         "args": _as_celerys_json(args, "args"),
         "name": name,
-        "embed": _as_celerys_json(_stated(embed), "embed"),
+        "embed": _as_celerys_json(_stated_options(embed), "embed"),
         "kwargs": _as_celerys_json(kwargs, "kwargs"),
-        "headers": _as_celerys_json(_stated(headers), "headers"),
-        "properties": _as_celerys_json(_stated(message.properties), "properties"),
+        "headers": _as_celerys_json(_stated_options(headers), "headers"),
+        "properties": _as_celerys_json(_stated_options(message.properties), "properties"),
     }
     for place in ("embed", "headers", "properties"):
         for option, value in params[place].items():
@@ -267,7 +268,7 @@ def request_of(task: Any, params: Mapping[str, Any], own_id: str, retries: int) 
         "kwargs": kwargs,
         "retries": retries,
         "is_eager": True,
-        "hostname": _hostname(),
+        "hostname": _worker_name(),
         "headers": TaskRequest(headers).headers or {},
         "properties": properties,
         "correlation_id": properties["correlation_id"],
@@ -281,8 +282,8 @@ def request_of(task: Any, params: Mapping[str, Any], own_id: str, retries: int) 
     }
 
 
-def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are stated, in the order that every database keeps by itself."""
+def _stated_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are not None, in the order that every database keeps by itself."""
     names = sorted(options, key=lambda name: (len(name), name))
     return {name: options[name] for name in names if options[name] is not None}
 
@@ -308,13 +309,13 @@ def _as_celerys_json(value: Any, field: str, depth: int = 0) -> Any:
         return value
 
 
-def _hostname() -> str:
+def _worker_name() -> str:
     """The worker's name, as Celery's own tracer knows it; the host's where there is no worker."""
     known = getattr(trace, "_localized", None)
     return str(known[2]) if known and len(known) > 2 else gethostname()
 
 
-def _check(params: dict[str, Any]) -> None:
+def _check_params(params: dict[str, Any]) -> None:
     refuse_unknown(params, PARAMS)
     name = params.get("name")
     if not is_secret(name) and not (isinstance(name, str) and TASK_NAME.fullmatch(name)):
@@ -322,12 +323,12 @@ def _check(params: dict[str, Any]) -> None:
             "params.name", "must be the name of a Celery task, such as 'shop.tasks.ship'"
         )
     if params.get("args") is not None:
-        listed("params.args", params["args"])
+        check_list("params.args", params["args"])
     for mapping in ("kwargs", *OF_MESSAGE):
         if params.get(mapping) is not None:
-            named(f"params.{mapping}", params[mapping])
+            check_dict(f"params.{mapping}", params[mapping])
     if params.get("headers") and not isinstance(params["headers"].get("id"), str):
         raise InvalidCall("params.headers.id", "must be the id of a task, a string")
 
 
-BUILT_IN = BuiltIn(run_task, free=("args", "kwargs"), check=_check)
+BUILT_IN = BuiltIn(run_task, free=("args", "kwargs"), check=_check_params)

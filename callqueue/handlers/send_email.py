@@ -11,7 +11,16 @@ from django.core.mail import EmailMultiAlternatives, get_connection
 
 from callqueue.exceptions import InvalidCall
 from callqueue.handlers import BuiltIn
-from callqueue.values import Ban, Check, check_each, flaw, is_secret, listed, refuse_unknown, text
+from callqueue.values import (
+    Ban,
+    Check,
+    check_each,
+    check_list,
+    flaw_in,
+    is_secret,
+    refuse_unknown,
+    text_check,
+)
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -28,19 +37,19 @@ def send_email(params: Mapping[str, Any], context: Context) -> Any:
         subject=params.get("subject", ""),
         body=params.get("message", ""),
         from_email=params.get("from_email"),
-        to=_listed(params.get("to")),
-        cc=_listed(params.get("cc")),
-        bcc=_listed(params.get("bcc")),
-        reply_to=_listed(params.get("reply_to")),
-        headers={"Message-ID": f"<callqueue.{context.idempotency_key}@{_domain()}>"},
+        to=_as_list(params.get("to")),
+        cc=_as_list(params.get("cc")),
+        bcc=_as_list(params.get("bcc")),
+        reply_to=_as_list(params.get("reply_to")),
+        headers={"Message-ID": f"<callqueue.{context.idempotency_key}@{_mail_domain()}>"},
     )
     if params.get("html_message"):
         message.attach_alternative(params["html_message"], "text/html")
-    message.connection = _connection(context)
+    message.connection = _connection_within_lease(context)
     return {"sent": message.send()}
 
 
-def _connection(context: Context) -> Any:
+def _connection_within_lease(context: Context) -> Any:
     """The backend's connection. No wait for its server is longer than the lease that is left."""
     connection = get_connection()
     if hasattr(connection, "timeout"):
@@ -49,19 +58,19 @@ def _connection(context: Context) -> Any:
     return connection
 
 
-def _listed(value: Any) -> list[str]:
+def _as_list(value: Any) -> list[str]:
     if not value:
         return []
     return [value] if isinstance(value, str) else list(value)
 
 
-def _domain() -> str:
+def _mail_domain() -> str:
     from django.core.mail.utils import DNS_NAME
 
     return str(DNS_NAME)
 
 
-def _check(params: dict[str, Any]) -> None:
+def _check_params(params: dict[str, Any]) -> None:
     refuse_unknown(params, PARAMS)
     if not params.get("to"):
         raise InvalidCall("params.to", "is missing: an address, or a list of them")
@@ -72,13 +81,13 @@ def _check_addresses(field: str, value: Any) -> None:
     if isinstance(value, str) or is_secret(value):
         _check_address(field, value)
     else:
-        for index, address in enumerate(listed(field, value)):
+        for index, address in enumerate(check_list(field, value)):
             _check_address(f"{field}[{index}]", address)
 
 
 def _check_address(field: str, address: Any) -> None:
     is_text = isinstance(address, str) and address.strip()
-    why = flaw(address, (_ONE_LINE,)) if is_text or is_secret(address) else "must be an address"
+    why = flaw_in(address, (_ONE_LINE,)) if is_text or is_secret(address) else "must be an address"
     if why:
         raise InvalidCall(field, why)
 
@@ -88,9 +97,9 @@ PARAMS: dict[str, Check] = {
     "cc": _check_addresses,
     "bcc": _check_addresses,
     "reply_to": _check_addresses,
-    "subject": text(_ONE_LINE),
-    "from_email": text(_ONE_LINE),
-    "message": text(),
-    "html_message": text(),
+    "subject": text_check(_ONE_LINE),
+    "from_email": text_check(_ONE_LINE),
+    "message": text_check(),
+    "html_message": text_check(),
 }
-BUILT_IN = BuiltIn(send_email, free=("subject", "message", "html_message"), check=_check)
+BUILT_IN = BuiltIn(send_email, free=("subject", "message", "html_message"), check=_check_params)

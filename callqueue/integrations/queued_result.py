@@ -65,15 +65,15 @@ class QueuedResult(AsyncResult):
         if self.call is None:
             return super()._get_task_meta()
         if isinstance(self.backend, DisabledBackend):
-            return {"task_id": self.id, **_meta_of(self.call)}
+            return {"task_id": self.id, **_read_task_meta(self.call)}
         meta = super()._get_task_meta()
         if self.ignored or meta.get("status") != "PENDING":
             return meta
-        of_row = {"task_id": self.id, **_meta_of(self.call)}
+        of_row = {"task_id": self.id, **_read_task_meta(self.call)}
         return meta if of_row["status"] == "STARTED" else of_row  # Celery's to say, if anybody's
 
 
-def _meta_of(call: CallQueue) -> dict[str, Any]:
+def _read_task_meta(call: CallQueue) -> dict[str, Any]:
     fresh = type(call).objects.using(call._state.db).filter(pk=call.pk).first()
     if fresh is None:
         return {"status": "PENDING", "result": None}
@@ -94,7 +94,7 @@ def _meta_of(call: CallQueue) -> dict[str, Any]:
 # --- Ends that no run has told
 
 
-def tell(using: str, call_ids: Sequence[int]) -> int:
+def write_ends(using: str, call_ids: Sequence[int]) -> int:
     """Write the ends of these calls, all of tasks, that the backend does not know; the count."""
     ended = tables.calls(using).final().exclude(status=states.DONE)
     return sum([_write_end(call) for call in ended.filter(pk__in=call_ids).order_by("pk")])
@@ -104,7 +104,7 @@ def _write_end(call: tables.CallQueue) -> bool:
     data: Any = call.call_data
     params = data.get("params") if isinstance(data, Mapping) else None
     params = params if isinstance(params, Mapping) else {}
-    task = current_app.tasks.get(params.get("name")) or _unknown(str(params.get("name")))
+    task = current_app.tasks.get(params.get("name")) or _unregistered_task(str(params.get("name")))
     try:
         told = request_of(task, params, str(call.idempotency_key), call.failed_count)
     except (ValueError, TypeError, AttributeError):  # it never ran: its message cannot be read
@@ -131,7 +131,7 @@ def _write_end(call: tables.CallQueue) -> bool:
     return True
 
 
-def _unknown(name: str) -> Any:
+def _unregistered_task(name: str) -> Any:
     task = current_app.Task()
     task.name = name
     return task

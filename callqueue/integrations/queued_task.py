@@ -99,13 +99,13 @@ class QueuedTask(DjangoTask):
             options |= {"link": link, "link_error": link_error}
             done: AsyncResult = self.apply(args, kwargs, task_id=task_id, **options)
             return done
-        of_send = self._of_send(args, kwargs, options)
+        of_send = self._send_arguments(args, kwargs, options)
         options["shadow"] = shadow or self.shadow_name(args, kwargs, options)
         options |= {"callbacks": maybe_list(link), "errbacks": maybe_list(link_error)}
         if options.get("ignore_result") is None:
             options["ignore_result"] = self.ignore_result
-        message = self._message(task_id, args, kwargs, options, of_send)
-        call = self._send(message, of_send, options)
+        message = self._as_message(task_id, args, kwargs, options, of_send)
+        call = self._send_as_call(message, of_send, options)
         app = self._get_app()
         result = QueuedResult(_task_id_of(call, task_id), app=app, task_name=self.name, call=call)
         result.ignored = options["ignore_result"]
@@ -141,13 +141,13 @@ class QueuedTask(DjangoTask):
         run.retry = retry
         return retry
 
-    def _many(self, *args: Any, **kwargs: Any) -> Any:
+    def _refuse_many(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: Celery runs all of them in one task of its own, under no limit."""
         raise InvalidCall(
             self.name, "map, starmap and chunks run under no limit: use group(task.s(...) for ...)"
         )
 
-    map = starmap = chunks = _many
+    map = starmap = chunks = _refuse_many
 
     def _checked_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -157,24 +157,24 @@ class QueuedTask(DjangoTask):
         dump = getattr(self, "_dump_pydantic_arguments", None)
         return dump(args, kwargs) if dump is not None else (args, kwargs)
 
-    def _of_send(
+    def _send_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
         stated: dict[str, Any] = {"rule": self.rule, "callback": self.callback}
         for name in ("key", "cost", "unique_key"):
             if name not in options:
                 option = inspect.getattr_static(type(self), name)
-                stated[name] = computed(option, self, args, kwargs)
+                stated[name] = computed_option(option, self, args, kwargs)
         return {
             **stated,
-            "priority": self._priority(options),
-            "not_before": not_before(self, options),
-            "expires_at": expires_at(self, options.get("expires", self.expires)),
+            "priority": self._stated_priority(options),
+            "not_before": not_before_of(self, options),
+            "expires_at": expires_at_of(self, options.get("expires", self.expires)),
             **{name: options[name] for name in OF_SEND if name in options},
         }
 
-    def _priority(self, options: Mapping[str, Any]) -> int | None:
-        """Given here, else by the decorator, else by the task that sends it, if settings say so."""
+    def _stated_priority(self, options: Mapping[str, Any]) -> int | None:
+        """The priority given here, else the decorator's, else its sender's, if settings say so."""
         for stated in (options.get("priority"), self.call_priority):
             if stated is not None:
                 return int(stated)
@@ -182,7 +182,7 @@ class QueuedTask(DjangoTask):
         parent = app.current_worker_task if app.conf.task_inherit_parent_priority else None
         return None if parent is None else (parent.request.delivery_info or {}).get("priority")
 
-    def _message(
+    def _as_message(
         self,
         task_id: str,
         args: tuple[Any, ...],
@@ -204,7 +204,7 @@ class QueuedTask(DjangoTask):
         )
         return message
 
-    def _send(
+    def _send_as_call(
         self, message: Any, of_send: Mapping[str, Any], options: Mapping[str, Any]
     ) -> CallQueue | None:
         """Keep the message as a call, between the signals of a task that is published."""
@@ -218,7 +218,7 @@ class QueuedTask(DjangoTask):
         try:
             call = calls.send({"method": "celery_task", "params": params}, **of_send)
         except InvalidCall as error:
-            raise renamed(error, self) from None
+            raise naming_argument(error, self) from None
         signals.after_task_publish.send(**told)
         return call
 
@@ -263,7 +263,7 @@ def refuse_options(task: QueuedTask, options: Mapping[str, Any]) -> None:
             raise InvalidCall(name, f"{why} (the task {task.name} states it)")
 
 
-def renamed(error: InvalidCall, task: QueuedTask) -> InvalidCall:
+def naming_argument(error: InvalidCall, task: QueuedTask) -> InvalidCall:
     """The error, with the argument's own name in place of its place in the call's params."""
     field = error.field
     if field.startswith("params.kwargs."):
@@ -278,10 +278,10 @@ def renamed(error: InvalidCall, task: QueuedTask) -> InvalidCall:
     return InvalidCall(field, f"{error.why} (an argument of the task {task.name})")
 
 
-def computed(
+def computed_option(
     option: Any, task: QueuedTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """A callable is asked with the task's arguments that it names, or with all."""
+    """The option's value; a callable is asked with the task's arguments that it names, or all."""
     option = option.__func__ if isinstance(option, staticmethod) else option
     if not callable(option):
         return option
@@ -298,14 +298,14 @@ def computed(
     return option(**{name: value for name, value in named.items() if takes_rest or name in names})
 
 
-def not_before(task: QueuedTask, options: Mapping[str, Any]) -> datetime | None:
+def not_before_of(task: QueuedTask, options: Mapping[str, Any]) -> datetime | None:
     if options.get("eta") is not None:
         return _aware(task, options["eta"])
     countdown = options.get("countdown")
     return None if not countdown else timezone.now() + timedelta(seconds=float(countdown))
 
 
-def expires_at(task: QueuedTask, expires: Any) -> datetime | None:
+def expires_at_of(task: QueuedTask, expires: Any) -> datetime | None:
     if expires is None:
         return None
     if isinstance(expires, int | float):
@@ -314,6 +314,6 @@ def expires_at(task: QueuedTask, expires: Any) -> datetime | None:
 
 
 def _aware(task: QueuedTask, instant: datetime | str) -> datetime:
-    """A naive datetime is in the Celery app's time zone, as in Celery."""
+    """The instant, aware: a naive one is in the Celery app's time zone, as in Celery."""
     when = datetime.fromisoformat(instant) if isinstance(instant, str) else instant
     return when if when.tzinfo else when.replace(tzinfo=task._get_app().timezone)

@@ -18,10 +18,10 @@ from callqueue.database import (
     from_us,
     instant_us,
     loaded,
-    of_each,
     placeholders,
     quoted,
     rows,
+    union_all,
 )
 from callqueue.ledger import memo
 from callqueue.ledger.memo import KnownRoom
@@ -30,11 +30,11 @@ from callqueue.ledger.tallies import (
     Scope,
     Tallies,
     advance,
+    apply_corrections,
     is_tallied,
-    take_corrections,
     tallies_of,
 )
-from callqueue.ledger.tally_rows import attempts_table, former_sql
+from callqueue.ledger.tally_rows import attempts_table, condition_of_former
 from callqueue.limits.budgets import Book, Budget, Former, cost_of
 from callqueue.limits.kinds import Limit, Meter, Usage
 
@@ -50,7 +50,7 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Aged:
-    """Answered, or known to be sent."""
+    """An attempt that ages: answered, or known to be sent."""
 
     rule: str
     key: str
@@ -77,10 +77,9 @@ def _open_sums_sql(
     rules: Sequence[str],
     columns: Sequence[str],
     formers: Sequence[Former],
-    samples: bool,
+    is_sample: bool,
 ) -> tuple[str, list[Any]]:
     """Open attempts, summed up over these columns and whether it is known when they were sent.
-
     Rows begin with the place of the former rule, from 1; 0: a rule of the group.
     """
     names = ", ".join(quoted(using, column) for column in columns)
@@ -88,13 +87,13 @@ def _open_sums_sql(
     source = (
         f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({placeholders(rules)})"
     )
-    if samples:
+    if is_sample:
         inner = f"SELECT {names}, calls, released_at, started_at, sent_at FROM {source}"
         source = f"({inner} LIMIT {SAMPLE}) AS sample"
     sums, grouped = f"{SUMS}, {is_told}, {names}", f"GROUP BY {is_told}, {names}"
     parts, params = [f"SELECT 0, {sums} FROM {source} {grouped}"], list[Any](rules)
     for place, former in enumerate(formers, start=1):
-        where, of_former = former_sql(using, former)
+        where, of_former = condition_of_former(using, former)
         of_it = f"{attempts_table(using)} WHERE finished_at IS NULL AND {where}"
         parts.append(f"SELECT {place}, {sums} FROM {of_it} {grouped}")
         params += of_former
@@ -110,15 +109,13 @@ def aged_since(
     by_release: bool,
 ) -> Iterator[Aged]:
     """The attempts of these rules that were answered since, or sent since and not yet answered.
-
     One statement: of an attempt that is answered meanwhile it sees the one or the other. `told`:
     how many microseconds earlier an unanswered one may have been sent; None: nothing ages
     unanswered. `by_units`: costs in all units rather than in calls.
     """
-    what, released = "cost" if by_units else "calls", ", released_at" if by_release else ""
-    columns = (
-        f"rule, {quoted(using, 'key')}, queue, {what}, charged, sent_at, finished_at{released}"
-    )
+    cost_column, released = "cost" if by_units else "calls", ", released_at" if by_release else ""
+    ends = f"charged, sent_at, finished_at{released}"
+    columns = f"rule, {quoted(using, 'key')}, queue, {cost_column}, {ends}"
     parts, params = [], list[Any]()
     for since, rules in rules_by_since.items():
         of_rules = (
@@ -143,7 +140,7 @@ def aged_since(
         )
 
 
-def answered_lately(using: str, rules: Sequence[str], now: Us) -> list[tuple[str, str]]:
+def keys_answered_lately(using: str, rules: Sequence[str], now: Us) -> list[tuple[str, str]]:
     """The rules and keys of what was answered in the last seconds. One statement."""
     sql = (
         f"SELECT DISTINCT rule, {quoted(using, 'key')} FROM {attempts_table(using)} "
@@ -160,16 +157,16 @@ class Glance:
 
 
 def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
-    """A glance at each of these rules. One statement, however many attempts have ended."""
+    """Of each of these rules, what shows whether an attempt was answered. One cheap statement."""
     table = attempts_table(using)
     few = f"SELECT 1 FROM {table} WHERE finished_at IS NULL AND rule = %s"
     counts = ", ".join(
-        f"(SELECT COUNT(*) FROM ({few}{which} LIMIT {GLANCED}) o)"
-        for which in ("", " AND sent_at IS NULL")
+        f"(SELECT COUNT(*) FROM ({few}{condition} LIMIT {GLANCED}) o)"
+        for condition in ("", " AND sent_at IS NULL")
     )
     newest = f"SELECT MAX(finished_at) FROM {table} WHERE finished_at IS NOT NULL AND rule = %s"
     each = f"SELECT %s, {counts}, ({newest})"
-    found = of_each(using, [(each, [rule] * 4) for rule in rules])
+    found = union_all(using, [(each, [rule] * 4) for rule in rules])
     return {
         rule: Glance(int(is_open), int(untold), Us(0) if ended is None else instant_us(ended))
         for rule, is_open, untold, ended in found
@@ -211,6 +208,7 @@ class Account:
         return self.book.group_budgets(self.rules)
 
     def meter(self, budget: Budget, value: str = "") -> Meter:
+        """The one meter of this scope, from which the plan takes."""
         scope = (budget.id, value)
         if scope not in self._meters:
             self._meters[scope] = self.new_meter(budget, value)
@@ -234,7 +232,7 @@ class Account:
             self._charged[budget.id] += of_unit
             if (tallies := self.tallies.get(budget.id)) is not None:
                 value = budget.value_of(key, queue)
-                tallies.of(value).planned = 0
+                tallies.tally_of(value).planned = 0
                 tallies.change(value, of_unit)
 
     def usage(self, budget: Budget, value: str = "") -> Usage:
@@ -257,7 +255,7 @@ class Account:
         ids = {budget.id for budget in keyed}
         found = {scope for scope in self.aged if scope[0] in ids}
         in_flight = [b for b in keyed if b.limit.counts_in_flight]
-        pairs = answered_lately(self.using, self.rules, self.now) if in_flight else ()
+        pairs = keys_answered_lately(self.using, self.rules, self.now) if in_flight else ()
         for rule, key in pairs:
             found |= {(b.id, b.value_of(key, "")) for b in in_flight if rule in b.rules}
         return sorted(found)
@@ -270,13 +268,13 @@ class Account:
 
     # --- known room
 
-    def go_by_known_room(self, laid: Mapping[str, int]) -> bool:
-        """Read the tallies alone, and go by known room. `laid`: by rule, how many holds were."""
+    def try_known_room(self, laid: Mapping[str, int]) -> bool:
+        """Go by known room, with the tallies read, if it is valid. `laid`: holds laid, by rule."""
         budgets = memo.known_room_budgets(self.book, self.rules)
         known = KnownRoom.load(self.memo.room)
         if budgets is None or known is None:
             return False
-        if not known.is_of(budgets, self.now, self.moved, laid):
+        if not known.is_valid_for(budgets, self.now, self.moved, laid):
             return False
         self.is_counted, self._room = False, known
         self.read_tallies(has_corrections=False)
@@ -284,12 +282,12 @@ class Account:
         return True
 
     def note_room(self, laid: Mapping[str, int]) -> None:
-        """Note what is free before a plan takes any. `laid`: by rule, how many holds were."""
+        """Note what is free before a plan takes any. `laid`: holds laid, by rule."""
         budgets = memo.known_room_budgets(self.book, self.rules)
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
             is_open = {rule: self.open_by_rule[rule] for rule in self.rules}
-            print_ = memo.budgets_print(tuple(budgets))
+            print_ = memo.budgets_fingerprint(tuple(budgets))
             self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
 
     def known_room_left(self) -> dict[str, Any]:
@@ -303,7 +301,7 @@ class Account:
         found = tallies_of(self.using, kept, self.now, self.until)
         self.tallies = {one.budget.id: one for one in found}
         if has_corrections:
-            take_corrections(self.using, self.rules, self.tallies.values())
+            apply_corrections(self.using, self.rules, self.tallies.values())
         read = self.tallies.values()
         advance(self.using, (one for one in read if self.is_whole or one.limit.is_keyed))
 
@@ -324,7 +322,7 @@ class Account:
         """Sum up what is open, by the columns that budgets tell apart; a sample where none asks."""
         budgets = [b for b in self.budgets if self.is_whole or b.id not in self.tallies]
         formers = sorted({former for budget in budgets for former in budget.former})
-        columns, by_rule = self._columns_told_apart(budgets), _by_rule(budgets)
+        columns, by_rule = self._columns_told_apart(budgets), _budgets_by_rule(budgets)
         sql, params = _open_sums_sql(self.using, self.rules, columns, formers, not budgets)
         for place, calls, count, since, unbegun, is_told, *values in rows(self.using, sql, params):
             row = dict(zip(columns, values, strict=True))
@@ -365,6 +363,7 @@ class Account:
     # --- attempts that age
 
     def _read_aged(self) -> None:
+        """Charge what ages to the budgets that are neither tallied nor of what is in flight."""
         fine = [b for b in self.budgets if not is_tallied(b.limit) and not b.limit.counts_in_flight]
         # Keys that wait are woken by what was told of, even if it has aged away by then.
         told = [
@@ -372,7 +371,7 @@ class Account:
             for b in fine
             if _ages_unanswered(b)
         ]
-        by_rule = _by_rule(fine)
+        by_rule = _budgets_by_rule(fine)
         for found in aged_since(
             self.using,
             self._rules_by_since(fine),
@@ -387,13 +386,13 @@ class Account:
         since: dict[str, Us] = {}
         for budget in budgets:
             for rule in budget.charging_rules:
-                since[rule] = min(self._since(budget), since.get(rule, self.now))
+                since[rule] = min(self._needed_since(budget), since.get(rule, self.now))
         found: dict[Us, list[str]] = {}
         for rule, instant in sorted(since.items()):
             found.setdefault(instant, []).append(rule)
         return found
 
-    def _since(self, budget: Budget) -> Us:
+    def _needed_since(self, budget: Budget) -> Us:
         # a kept level needs only what is newer
         limit = budget.limit
         since = limit.horizon(self.now)
@@ -402,14 +401,14 @@ class Account:
         kept = memo.kept_level(self.memo, budget, "", since, self.now)
         return kept.at if kept else since
 
-    def _charge_aged(self, found: Aged, budgets: Sequence[Budget]) -> None:
+    def _charge_aged(self, attempt: Aged, budgets: Sequence[Budget]) -> None:
         for budget in budgets:
-            if found.finished_at is None and not _ages_unanswered(budget):
+            if attempt.finished_at is None and not _ages_unanswered(budget):
                 continue
-            if not budget.counts(found.rule, found.released_at):
+            if not budget.counts(attempt.rule, attempt.released_at):
                 continue
-            if parts := found.charges(budget.limit):
-                self.aged[budget.id, budget.value_of(found.key, found.queue)] += parts
+            if parts := attempt.charges(budget.limit):
+                self.aged[budget.id, budget.value_of(attempt.key, attempt.queue)] += parts
 
 
 def read(
@@ -424,9 +423,7 @@ def read(
     is_whole: bool = False,
 ) -> Account:
     """The account of a group of rules at `now`, in as many statements whatever the backlog.
-
-    `until`: up to when the caller releases. `has_corrections`: tell the tallies what attempts cost
-    after all; the caller has the rules' lock.
+    `has_corrections`: tell the tallies what attempts cost after all, under the rules' lock.
     """
     until = now if until is None else until
     account = Account(using, book, tuple(rules), now, until, memo or Memo(), is_whole)
@@ -444,7 +441,7 @@ def save(account: Account) -> None:
     memo.forget_other_levels(account.memo, {budget.id for budget in account.budgets})
 
 
-def _by_rule(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
+def _budgets_by_rule(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
     found: dict[str, list[Budget]] = defaultdict(list)
     for budget in budgets:
         for rule in set(budget.charging_rules):

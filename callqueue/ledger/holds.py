@@ -101,10 +101,8 @@ def lay(
     replace: bool = False,
 ) -> bool:
     """Hold a scope of these rules; `lasts=None`: until it is lifted. True: the source did not hold
-    it for one of them, and those are told of.
-
-    A hold in force gets longer only; with `extend=False` it stays as it is; with `replace=True` it
-    is as if it was laid now, and may get shorter.
+    it for one of them, and those are told of. A hold in force gets longer only; with `extend=False`
+    it stays as it is; with `replace=True` it is as if it was laid now, and may get shorter.
     """
     scope = {"per": per, "value": value, "source": source}
 
@@ -114,7 +112,7 @@ def lay(
         laid = [
             rule
             for rule in sorted(rules)
-            if _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
+            if _lay_one(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
         ]
         if replace:
             ready_calls.wake_all(using, rules)
@@ -138,7 +136,7 @@ def _announce(
             broker.send_beside(broker.ANNOUNCE, told, queue=queue)
 
 
-def _lay(
+def _lay_one(
     using: str,
     scope: dict[str, str],
     until: datetime | None,
@@ -147,6 +145,7 @@ def _lay(
     extend: bool,
     replace: bool,
 ) -> bool:
+    """Whether the source did not hold it before."""
     # No shorter, in the updates themselves: not all who write holds have the rule's lock.
     stored = tables.holds(using)
     fresh = {"until": until, "reason": reason, "began_at": now}
@@ -164,16 +163,16 @@ def _lay(
     return False
 
 
-def count(using: str, rule: str, key: str = "", *, but: Sequence[str] = ()) -> int:
+def count(using: str, rule: str, key: str = "", *, but_sources: Sequence[str] = ()) -> int:
     """How many holds `lift` would end."""
-    return _stored(using, rule, key, but).filter(_NOW).count()
+    return _to_lift(using, rule, key, but_sources).filter(_NOW).count()
 
 
 _NOW = Q(until__isnull=True) | Q(until__gt=LedgerNow())
 
 
-def _stored(using: str, rule: str, key: str, but: Sequence[str]) -> QuerySet[tables.Hold]:
-    stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
+def _to_lift(using: str, rule: str, key: str, but_sources: Sequence[str]) -> QuerySet[tables.Hold]:
+    stored = tables.holds(using).filter(rule=rule).exclude(source__in=but_sources)
     if not key:
         return stored
     return stored.filter(reduce(or_, (Q(per=per, value=value) for per, value in scopes_of(key))))
@@ -184,10 +183,10 @@ def lift(
     rule: str,
     key: str = "",
     *,
-    but: Sequence[str] = (),
+    but_sources: Sequence[str] = (),
 ) -> int:
     """Lift the rule's holds, or those on one key, but for some sources'; how many were in force."""
-    stored = _stored(using, rule, key, but)
+    stored = _to_lift(using, rule, key, but_sources)
 
     def work() -> int:
         ready_calls.wake_all(using, [rule])

@@ -133,7 +133,7 @@ def read_held(using: str, *, lazily: bool = False) -> Reading:
 def ends_sql(using: str, *, lazily: bool) -> str:
     """SQL for the columns of a SELECT that holds a reading: how its transaction ends."""
     more = database.dialect(using).lazily if lazily else ""
-    return f"{more}{database.within_idle_seconds(using, SILENT)}"
+    return f"{more}{database.idle_timeout_sql(using, SILENT)}"
 
 
 def held_reading_of(using: str, before: Mono, moved: int | None, *shown: Any) -> Reading:
@@ -261,7 +261,7 @@ class Watch:
         if self.is_agreed or self.last is None or (self._must_settle and self.settles_in()):
             return
         with database.writing(self.using):
-            database.end_if_silent(self.using, SILENT)
+            database.set_idle_timeout(self.using, SILENT)
             own = tables.ledger_state(self.using).filter(pk=OF_AGREED)
             if not list(database.locked(own, wait=True)):
                 ensure_rows(self.using)  # it may be the very first
@@ -273,7 +273,7 @@ class Watch:
         with self._keeping:
             self._keep(reading)
         with database.writing(self.using):
-            database.end_if_silent(self.using, SILENT)
+            database.set_idle_timeout(self.using, SILENT)
             _mend_what_is_ahead(self.using, reading)
 
     @property
@@ -281,8 +281,13 @@ class Watch:
         """Whether somebody has agreed to ledger time since this process came. Before that it writes
         nothing that counts: who has looked before a jump that came before this process, and not
         since, would put ledger time forward, and what it wrote would be too early.
+
+        Who has agreed to a time that is still to come did so before the clock was set back, and has
+        committed it since: that says nothing of the time as it is.
         """
-        return self.last is not None and self.last.agreements != self._agreements_then
+        if (last := self.last) is None or last.agreements == self._agreements_then:
+            return False
+        return last.agreed_at <= last.at
 
     @property
     def wants_look(self) -> bool:
@@ -333,7 +338,7 @@ class Watch:
         # The lock keeps off all who write an instant that is counted, but for passes. Those write
         # by no wrong time, and one that is frozen would keep back everybody.
         with database.writing(self.using):
-            database.end_if_silent(self.using, SILENT)
+            database.set_idle_timeout(self.using, SILENT)
             ensure_rows(self.using)
             list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True))
             reading, last = read(self.using), self.last
@@ -347,6 +352,8 @@ class Watch:
             if by:
                 jump, reading = Jump.between(last, reading, by), set_back(self.using, reading, by)
                 mend(self.using, jump, reading)
+            elif last.moved == reading.moved:
+                reading = set_back(self.using, reading, 0)  # what is kept by instant may be ahead
             if by > 0 or not (by or is_new):
                 reading = _agree(self.using, reading)
             if not by and not is_new:
@@ -368,7 +375,9 @@ class Watch:
             by = off - max(0, last.moved - reading.moved) if is_new else off
             return by if by > clocks.TOLERANCE else 0
         was_agreed = last.at <= reading.agreed_at and reading.at < reading.agreed_at
-        is_agreed = reading.agreements != last.agreements and not was_agreed
+        # of the same number where a copy of the database has lost one
+        is_same = (reading.agreements, reading.agreed_at) == (last.agreements, last.agreed_at)
+        is_agreed = not (is_same or was_agreed)
         return 0 if is_new or is_agreed else off
 
     def _begin_anew(self, reading: Reading, *, is_new: bool) -> None:

@@ -25,11 +25,10 @@ _BETWEEN = "\x1f"
 
 @dataclass
 class Memo:
-    """What passes remember of a group of rules.
-
-    It is believed only while every row has had as many passes since as `version` says, and names
-    this group, by this version of the settings, as the last that had one. Any other pass over one
-    of the rules voids it; so does a rule that shared a budget by another version.
+    """What passes remember of a group of rules. It is believed only while every row has had as many
+    passes since as `version` says, and names this group, by this version of the settings, as the
+    last that had one. Any other pass over one of the rules voids it; so does a rule that shared a
+    budget by another version.
     """
 
     # of token buckets, (instant, level, fingerprint) by scope
@@ -41,20 +40,19 @@ class Memo:
     # by rule, the budget that kept its next call back; for who looks
     binding: dict[str, str] = field(default_factory=dict)
     room: dict[str, Any] = field(default_factory=dict)  # as `KnownRoom` dumps it
+    moved: int = 0  # how far the ledger was
 
     @classmethod
     def load(
         cls,
         group: Sequence[str],
         kept: Mapping[str, tuple[int, Mapping[str, Any]]],
-        settings: int,
+        settings_version: int,
     ) -> Memo:
-        """The memo of a group; an empty one where the kept is not believed. `kept`: by rule, the
-        passes that there were, and the memo. `settings`: the version in force.
-        """
+        """A group's memo, empty where it is not believed. `kept`: by rule, its passes and memo."""
         stored = kept[min(group)][1] if min(group) in kept else {}
         version = {rule: passes for rule, (passes, _) in kept.items()}
-        own = name_of(group, settings)
+        own = group_identity(group, settings_version)
         if (
             stored.get("version") != version
             or set(kept) != set(group)
@@ -68,18 +66,26 @@ class Memo:
             dict(stored["gathering"]),
             dict(stored.get("binding", {})),
             dict(stored.get("room", {})),
+            stored.get("moved", 0),
         )
 
-    def dump(self, version: Mapping[str, int], settings: int) -> dict[str, Any]:
+    def go_by(self, moved: int) -> None:
+        """Forget the levels where the ledger was moved since: where ledger time went back, what was
+        open at their instants may have ended before them.
+        """
+        if moved != self.moved:
+            self.levels, self.moved = {}, moved
+
+    def dump(self, passes: Mapping[str, int], settings_version: int) -> dict[str, Any]:
         return {
-            "version": dict(version),
-            "group": name_of(version, settings),
+            "version": dict(passes),
+            "group": group_identity(passes, settings_version),
             **vars(self),
         }
 
 
-def name_of(group: Iterable[str], settings: int) -> list[int | str]:
-    return [settings, *sorted(group)]
+def group_identity(group: Iterable[str], settings_version: int) -> list[int | str]:
+    return [settings_version, *sorted(group)]
 
 
 class Level(NamedTuple):
@@ -102,7 +108,8 @@ def kept_level(memo: Memo, budget: Budget, value: str, since: Us, now: Us) -> Le
 def usage_since_kept_level(
     memo: Memo, budget: Budget, value: str, usage: Usage, oldest_open: Us, now: Us
 ) -> Usage:
-    # And keep the level of the oldest instant that an open attempt may still age from, or be
+    """The usage since the level in the memo; keeps a newer one there, of before what is open."""
+    # The level is that of the oldest instant that an open attempt may still age from, or be
     # charged more from.
     known = kept_level(memo, budget, value, usage.since, now)
     if known:
@@ -148,16 +155,18 @@ class KnownRoom:
         return dict(vars(self))
 
     def without(self, charged: Mapping[str, int], released: Mapping[str, int]) -> Self:
+        """What is left after these releases: their charges by budget, their number by rule."""
         free = {name: max(0, left - charged.get(name, 0)) for name, left in self.free.items()}
         more = {rule: count + released.get(rule, 0) for rule, count in self.open.items()}
         return replace(self, free=free, open=more)
 
-    def is_of(
+    def is_valid_for(
         self, budgets: Sequence[Budget], now: Us, moved: int, laid: Mapping[str, int]
     ) -> bool:
         """Whether it holds at `now` for these budgets, and there is some in each."""
         is_of_now = self.moved == moved and self.at <= now and self.laid == laid
-        return is_of_now and all(self.free.values()) and self.print == budgets_print(tuple(budgets))
+        is_of_these = self.print == budgets_fingerprint(tuple(budgets))
+        return is_of_now and is_of_these and all(self.free.values())
 
 
 def promises_more(kept: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
@@ -176,6 +185,6 @@ def known_room_budgets(book: Book, rules: Sequence[str]) -> list[Budget] | None:
 
 
 @lru_cache(maxsize=4096)
-def budgets_print(budgets: tuple[Budget, ...]) -> str:
+def budgets_fingerprint(budgets: tuple[Budget, ...]) -> str:
     text = " ".join(f"{one.id} {fingerprint(one)}" for one in budgets)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ news.
 No turn is lost, and no sender waits: who makes a call ready inserts news of its key in the same
 transaction, into a table where nobody locks what is not committed. A pass takes news first, gives
 turns, then looks for calls, and deletes a turn without any. The news of a call that is committed
-after that look is untaken: the next pass takes it. What comes without news, `gather` finds.
+after that look is untaken: the next pass takes it. `give_missing_news` finds what came without.
 """
 
 from __future__ import annotations
@@ -97,52 +97,51 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
     dual = " FROM DUAL" if database.is_mysql(using) else ""
     table = tables.name(using, "CallQueue")
     one = f"SELECT %s{dual} WHERE EXISTS (SELECT 1 FROM {table} WHERE {READY})"
-    return {rule for (rule,) in database.of_each(using, [(one, (rule, rule)) for rule in rules])}
+    return {rule for (rule,) in database.union_all(using, [(one, (rule, rule)) for rule in rules])}
 
 
 def rules_named_by_ready(using: str) -> list[str]:
-    """Whether the settings know them or not. The first 1000."""
+    """The rules of ready calls, whether the settings know them or not. The first 1000."""
     where = f"ready AND {WAITING}"
-    found: list[str] = database.distinct_next(
+    found: list[str] = database.next_distinct(
         using, TABLE, "rule", where, [], after="", down=False, count=1000
     )
     return found
 
 
-def first(
+def lock_next(
     using: str,
     rule: str,
     wall: datetime,
     count: int,
-    least: int = -TOP,
+    least_priority: int = -TOP,
     *,
     is_http: bool | None = None,
 ) -> list[Candidate]:
-    """The next `count` calls of a rule, locked, of priority `least` or higher, that have not
-    expired by now on the wall. Calls that someone else has locked are passed over. `is_http`: HTTP
-    calls only, or others only; those that have their makers in any case.
+    """Lock the next `count` calls of a rule that have not expired, passing over what is locked.
+    `is_http`: HTTP calls only, or others only; those that have their makers in any case.
     """
-    where, params = _may_go(using, rule, wall)
+    where, params = _may_go_sql(using, rule, wall)
     if is_http is not None:
         own = {states.PERMIT} if is_http else ()
         listed = ", ".join(f"'{method}'" for method in sorted(HTTP_METHODS.union(own)))
         where += f" AND method {'' if is_http else 'NOT '}IN ({listed})"
-    if least > -TOP:
-        where, params = f"{where} AND priority >= %s", [*params, least]
+    if least_priority > -TOP:
+        where, params = f"{where} AND priority >= %s", [*params, least_priority]
     where += f" ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
-    return _candidates(using, where, params)
+    return _lock_calls(using, where, params)
 
 
-def first_of_pairs(
+def lock_next_of_pairs(
     using: str, rule: str, wall: datetime, counts: dict[tuple[int, str], int]
 ) -> tuple[list[Candidate], dict[tuple[int, str], int]]:
-    """The next calls of these keys, so many of each, locked: by priority, and there the keys' first
+    """Lock the next calls of these keys, so many of each: by priority, and there the keys' first
     before any key's second. And how many ready calls each has, up to one more, others' locked ones
     too. Where somebody has locked one, the key's next one counts: a statement for each such key.
     """
-    where, params = _may_go(using, rule, wall)
+    where, params = _may_go_sql(using, rule, wall)
     wanted = {pair: count + 1 for pair, count in counts.items()}
-    found = database.first_of_each(
+    found = database.first_ids_of_each(
         using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", wanted
     )
     first: dict[tuple[int, str], list[int]] = {pair: [] for pair in counts}
@@ -150,7 +149,7 @@ def first_of_pairs(
         first[pair].append(pk)
     seen = {pair: len(pks) for pair, pks in first.items()}
     pks = [pk for pair, listed in first.items() for pk in listed[: counts[pair]]]
-    free = _candidates(using, f"{WAITING} AND id IN ({database.listed(pks)})", []) if pks else []
+    free = _lock_calls(using, f"{WAITING} AND id IN ({database.listed(pks)})", []) if pks else []
     place_of = {pk: place for place, pk in enumerate(pks)}
     by_pair: dict[tuple[int, str], list[Candidate]] = {pair: [] for pair in counts}
     for one in sorted(free, key=lambda candidate: place_of[candidate.id]):
@@ -161,7 +160,7 @@ def first_of_pairs(
     for pair, calls in by_pair.items():
         if len(calls) < min(counts[pair], seen[pair]):
             own = f"{where} AND priority = %s AND {key} = %s ORDER BY due_at_dt, id LIMIT"
-            by_pair[pair] = _candidates(using, f"{own} {counts[pair]}", [*params, *pair])
+            by_pair[pair] = _lock_calls(using, f"{own} {counts[pair]}", [*params, *pair])
     order = {pair: i for i, pair in enumerate(counts)}
     placed = [
         ((-pair[0], place, order[pair]), one)
@@ -171,13 +170,13 @@ def first_of_pairs(
     return [one for _, one in sorted(placed, key=itemgetter(0))], seen
 
 
-def _may_go(using: str, rule: str, wall: datetime) -> tuple[str, list[Any]]:
+def _may_go_sql(using: str, rule: str, wall: datetime) -> tuple[str, list[Any]]:
     where = f"{READY} AND (expires_at_dt IS NULL OR expires_at_dt > %s)"
     return where, [rule, database.as_parameter(using, wall)]
 
 
-def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
-    columns = _columns(using)
+def _lock_calls(using: str, where: str, params: list[Any]) -> list[Candidate]:
+    columns = _candidate_columns(using)
     source = f"{tables.name(using, 'CallQueue')} c"
     locking = database.skip_locked(using)
     sql = f"SELECT {columns.sql} FROM {source} WHERE {where}{locking}"
@@ -185,7 +184,7 @@ def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
 
 
 @lru_cache
-def _columns(using: str) -> database.Columns:
+def _candidate_columns(using: str) -> database.Columns:
     names = (
         "id",
         "rule",
@@ -202,7 +201,7 @@ def _columns(using: str) -> database.Columns:
 
 
 HOLD, LOCK = "hold", "lock"  # what a key may wait for, besides room in a limit and an answer
-TAKEN = 2000  # news of keys that one pass takes at most, and keys that `gather` looks at
+TAKEN = 2000  # news of keys that one pass takes at most, and keys that are looked at for want of it
 Pair = tuple[str, int]  # a key and a priority
 FIRST = "", -TOP  # less than any
 AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in any case
@@ -225,6 +224,7 @@ class Turn:
 
 
 def blocked_on_room(scope: Scope) -> str:
+    """What `blocked_on` holds in the turn of a key that waits for room in this scope."""
     return hashlib.sha256("\x1f".join(scope).encode()).hexdigest()[:32]
 
 
@@ -267,12 +267,12 @@ def wake_key(using: str, rule: str, priority: int, key: str) -> None:
     own.exclude(blocked_on="").update(blocked_on="")
 
 
-def gather(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
-    """Give news of keys with ready calls past `after`, TAKEN at once, that have neither turn nor
-    news; the last of them, None where there are no more.
+def give_missing_news(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
+    """Give news of the next TAKEN keys past `after` with ready calls, where they have neither turn
+    nor news; the last of them, None where there are no more.
     """
     key, pairs = quoted(using, "key"), ("key", "priority")
-    source, params = database.distinct_pairs(
+    source, params = database.distinct_pairs_sql(
         using, TABLE, pairs, READY, [rule], after=after, count=TAKEN
     )
     known = " OR ".join(
@@ -296,7 +296,7 @@ def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
     columns, share = f"id, rule, priority, {quoted(using, 'key')}", -(-TAKEN // max(1, len(rules)))
     of_rule = f"SELECT {columns} FROM {tables.name(using, 'KeyNews')} WHERE rule = %s"
     one = f"SELECT * FROM ({of_rule} ORDER BY priority DESC LIMIT {share}) x"
-    taken = database.of_each(using, [(one, (rule,)) for rule in rules])
+    taken = database.union_all(using, [(one, (rule,)) for rule in rules])
     if not taken:
         return False
     named = dict.fromkeys((rule, priority, key) for _, rule, priority, key in sorted(taken))
@@ -314,7 +314,7 @@ def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
 def forget_news(using: str, but: Sequence[str]) -> None:
     """Forget the news of all rules but these: their keys take no turns."""
     table = tables.name(using, "KeyNews")
-    told = database.distinct_next(
+    told = database.next_distinct(
         using, table, "rule", "1 = 1", [], after="", down=False, count=1000
     )
     others = [rule for rule in told if rule not in but]
@@ -333,10 +333,10 @@ def next_turns(using: str, rule: str, count: int) -> list[Turn]:
 
 def spent_turns(using: str, rule: str, wall: datetime) -> list[int]:
     """Of the next turns that may go, TAKEN at most, those of keys without ready calls."""
-    where, params = _may_go(using, rule, wall)
+    where, params = _may_go_sql(using, rule, wall)
     turns = next_turns(using, rule, TAKEN)
     one_of_each = dict.fromkeys((turn.pair for turn in turns), 1)
-    found = database.first_of_each(
+    found = database.first_ids_of_each(
         using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", one_of_each
     )
     ready = {pair for pair, _ in found}
@@ -358,8 +358,8 @@ def save_turns(
         [{"pk": pk, "served": at} for pk, at in served.items() if pk not in set(spent)],
     )
     waits = [
-        {"pk": pk, "blocked_on": what, "blocked_until": until}
-        for pk, (what, until) in blocked.items()
+        {"pk": pk, "blocked_on": blocked_on, "blocked_until": until}
+        for pk, (blocked_on, until) in blocked.items()
     ]
     database.update_each(tables.KeyTurn, using, waits)
 
@@ -367,7 +367,7 @@ def save_turns(
 def next_wake(using: str, rules: Sequence[str]) -> Us | None:
     table = tables.name(using, "KeyTurn")
     one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
-    found = database.of_each(using, [(one, (rule,)) for rule in rules])
+    found = database.union_all(using, [(one, (rule,)) for rule in rules])
     return min((Us(at) for (at,) in found if at is not None), default=None)
 
 

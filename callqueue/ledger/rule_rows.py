@@ -22,14 +22,14 @@ def ensure(using: str, rules: Collection[str]) -> None:
 
 def lock(using: str, rules: Collection[str]) -> dict[str, dict[str, Any]]:
     """Lock the rows of these rules, in their order; their memos. Waits for a pass to end."""
-    database.end_if_silent(using, SILENT)
+    database.set_idle_timeout(using, SILENT)
     rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return dict(database.locked(rows, wait=True).values_list("pk", "memo"))
 
 
 def try_lock(using: str, rules: Collection[str]) -> bool:
     """Lock the rows that nobody else has; whether that is all of them. In a transaction."""
-    database.end_if_silent(using, SILENT)
+    database.set_idle_timeout(using, SILENT)
     rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return len(database.locked(rows).values_list("rule")) == rows.count()
 
@@ -41,6 +41,6 @@ def forget_room(using: str, memos: Mapping[str, dict[str, Any]]) -> None:
     database.update_each(tables.RuleState, using, fresh)
 
 
-def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
+def passes_and_memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
     stored = tables.rule_states(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
     return {rule: (passes, memo or {}) for rule, passes, memo in stored}

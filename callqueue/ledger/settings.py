@@ -54,14 +54,14 @@ class Party:
         self._looked_at = 0.0  # monotonic
 
     def join(self, own: Book) -> Book:
-        # Other opinions count until their processes leave or fall silent.
+        """State the opinion of these settings, beside others' that count; what is in force then."""
         opinion = opinion_of(own)
         digest = digest_of(opinion)
 
         def state(before: Stated, reading: Reading) -> Stated:
             now = from_us(reading.at)
-            gone = self._silent(now)
-            if self.digest != digest and not _is_held(self.using, self.digest, now):
+            gone = self._look_for_silent(now)
+            if self.digest != digest and not _has_live_dispenser(self.using, self.digest, now):
                 gone.add(self.digest)  # the settings have changed
             comes = {} if digest in before.opinions else {digest: opinion}
             after = _change_opinions(self.using, before, comes, gone - {digest}, reading)
@@ -79,7 +79,7 @@ class Party:
         now = ledger_time.now(self.using)
         mine = tables.opinions(self.using).filter(pk=self.digest, lapsed_at=None)
         is_held = bool(mine.update(seen_at=now))
-        is_silent = bool(self._silent(now) - {self.digest})
+        is_silent = bool(self._look_for_silent(now) - {self.digest})
         return (
             self.book is None
             or not is_held
@@ -99,7 +99,7 @@ class Party:
         """Take the opinion back, unless another dispenser has it."""
 
         def take_back(before: Stated, reading: Reading) -> Stated:
-            if _is_held(self.using, self.digest, from_us(reading.at)):
+            if _has_live_dispenser(self.using, self.digest, from_us(reading.at)):
                 return before
             return _change_opinions(self.using, before, {}, {self.digest}, reading)
 
@@ -107,13 +107,14 @@ class Party:
             _restate(self.using, take_back)
             self.book = None
 
-    def _silent(self, now: datetime) -> set[str]:
+    def _look_for_silent(self, now: datetime) -> set[str]:
+        """The opinions, by digest, whose processes give no sign of life. Notes the last of each."""
         held = tables.opinions(self.using).filter(lapsed_at=None)
         moment = time.monotonic()
         known = self._signs if moment - self._looked_at < GAP else {}
         self._looked_at = moment
         self._signs = {
-            digest: _Sign(seen, moment).after(known.get(digest))
+            digest: _Sign(seen, moment).merged_with(known.get(digest))
             for digest, seen in held.values_list("digest", "seen_at")
         }
         return {digest for digest, sign in self._signs.items() if sign.is_silent(moment, now)}
@@ -127,7 +128,7 @@ class _Sign:
     since: float
     is_first: bool = True
 
-    def after(self, last: _Sign | None) -> _Sign:
+    def merged_with(self, last: _Sign | None) -> _Sign:
         if last is None:
             return self
         return last if last.at == self.at else _Sign(self.at, self.since, is_first=False)
@@ -149,15 +150,13 @@ def version_sql(using: str) -> str:
     return f"COALESCE((SELECT version FROM {tables.name(using, 'SettingsState')}), 0)"
 
 
-def book_in_force(using: str, own: Book | None = None, *, at: int | None = None) -> Book:
-    """What is in force, for those who only look. `at`: the version, by who has read it. One
-    statement without it, and two more where it has changed since the last look.
-    """
+def book_in_force(using: str, own: Book | None = None, *, known_version: int | None = None) -> Book:
+    """What is in force, for those who only look. One statement; two more where it has changed."""
     own = own or conf.current().book
-    at = version(using) if at is None else at
+    at = version(using) if known_version is None else known_version
     kept = _books.get(using)
     if kept is None or kept[0] != at or kept[1] is not own:
-        book = (read(using) if at else Stated()).book(own)
+        book = (read_stated(using) if at else Stated()).book(own)
         kept = _books[using] = (at, own, book)
     return kept[2]
 
@@ -176,13 +175,15 @@ _books: dict[str, tuple[int, Book, Book]] = {}
 _lately: dict[str, tuple[float, Book, Book]] = {}
 
 
-def read(using: str) -> Stated:
+def read_stated(using: str) -> Stated:
+    """What all processes say, not locked."""
     # The version first: what is read after it is no older.
     found = tables.settings(using).values_list("version", "rates").first()
-    return _stated(using, *(found or (0, {})))
+    return _read_opinions(using, *(found or (0, {})))
 
 
 def known_rules(using: str) -> set[str]:
+    """The rules of all opinions that are held."""
     held = tables.opinions(using).filter(lapsed_at=None)
     return {rule for opinion in held.values_list("limits", flat=True) for rule in opinion}
 
@@ -205,7 +206,7 @@ def disagreements(
 def set_rate(using: str, limit: str, rate: str | None) -> None:
     """Give a limit another rate, or its own; waits PATIENCE for passes that go by the old one."""
     with database.writing(using):
-        before = _locked(using)
+        before = _lock_stated(using)
         rates = {name: old for name, old in before.rates.items() if name != limit}
         rates |= {} if rate is None else {limit: rate}
         if rates != before.rates:
@@ -224,7 +225,7 @@ def forget_lapsed(using: str, now: datetime) -> None:
     """Forget the opinions that lapsed so long ago that no limit counts what was charged by them."""
 
     def work() -> None:
-        stated = _locked(using)
+        stated = _lock_stated(using)
         oldest = from_us(to_us(now) - LATE - stated.longest_window)
         if tables.opinions(using).filter(lapsed_at__lt=oldest).delete()[0]:
             _raise_version(using, stated.version, now)
@@ -233,28 +234,30 @@ def forget_lapsed(using: str, now: datetime) -> None:
 
 
 def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
+    """Change what is stated, locked meanwhile; what is stated then. Logs a new disagreement."""
+
     def once() -> tuple[Stated, Stated]:
         with database.writing(using):
-            before = _locked(using)
+            before = _lock_stated(using)
             return before, change(before, ledger_time.read(using))
 
-    before, after = transaction.timed(using, once)
+    before, after = transaction.again_after_jump(using, once)
     _log_disagreement(using, before, after)
     return after
 
 
-def _locked(using: str) -> Stated:
+def _lock_stated(using: str) -> Stated:
     """What all processes say, locked until the transaction ends."""
-    database.end_if_silent(using, rule_rows.SILENT)
+    database.set_idle_timeout(using, rule_rows.SILENT)
     rows = tables.settings(using)
     found = database.locked(rows, wait=True).values_list("version", "rates").first()
     if found is None:
         rows.bulk_create([tables.SettingsState(pk=ROW)], ignore_conflicts=True)
         found = database.locked(rows, wait=True).values_list("version", "rates").get()
-    return _stated(using, *found)
+    return _read_opinions(using, *found)
 
 
-def _stated(using: str, at: int, rates: Mapping[str, str]) -> Stated:
+def _read_opinions(using: str, version: int, rates: Mapping[str, str]) -> Stated:
     opinions, lapsed = {}, []
     for digest, limits, lapsed_at in tables.opinions(using).values_list(
         "digest", "limits", "lapsed_at"
@@ -263,7 +266,7 @@ def _stated(using: str, at: int, rates: Mapping[str, str]) -> Stated:
             opinions[digest] = limits
         else:
             lapsed.append((limits, to_us(lapsed_at)))
-    return Stated(at, opinions, lapsed, rates)
+    return Stated(version, opinions, lapsed, rates)
 
 
 def _change_opinions(
@@ -286,17 +289,17 @@ def _change_opinions(
             rows.create(digest=digest, **held)
     rows.filter(pk__in=gone).update(lapsed_at=now)
     at = _raise_version(using, before.version, now)
-    return _stated(using, at, before.rates)
+    return _read_opinions(using, at, before.rates)
 
 
-def _raise_version(using: str, before: int, now: datetime, **changed: object) -> int:
+def _raise_version(using: str, before: int, now: datetime, **columns: object) -> int:
     # one that they never had, not even before a backup was restored
     after = max(before + 1, to_us(now))
-    tables.settings(using).update(version=after, **changed)
+    tables.settings(using).update(version=after, **columns)
     return after
 
 
-def _is_held(using: str, digest: str, now: datetime) -> bool:
+def _has_live_dispenser(using: str, digest: str, now: datetime) -> bool:
     lately = now - timedelta(seconds=SILENCE)
     return bool(tables.dispensers(using).filter(digest=digest, seen_at__gt=lately).exists())
 

@@ -15,7 +15,7 @@ from typing import Any
 from callqueue import database, tables
 from callqueue.clocks import Us
 from callqueue.ledger import tally_rows
-from callqueue.ledger.tally_rows import Kept, Tally, fingerprint, longest_gap, stored_name
+from callqueue.ledger.tally_rows import Kept, Tally, fingerprint, longest_lag, stored_name
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import (
     SECOND,
@@ -60,7 +60,7 @@ class Tallies:
         self.near: dict[str, list[tuple[Us, int]]] = {}  # what leaves until then: (ended, cost)
         self.freed: set[str] = set()  # values that have more room than before
         self._next_leave: Us | None = None
-        believed = self._believed(kept)
+        believed = self._believable(kept)
         # `is_anew`: they are counted anew
         self.is_anew, self._has_advanced = believed is None, False
         self.kept = believed or Kept(self.print, self.horizon(), now)
@@ -74,30 +74,30 @@ class Tallies:
             return limit.period_us > SHORT
         return limit.capacity > COARSE and (limit.unit == "calls" or limit.period_us > SHORT_UNITS)
 
-    def of(self, value: str) -> Tally:
+    def tally_of(self, value: str) -> Tally:
         return self.by_value.setdefault(value, Tally())
 
     def meter(self, value: str) -> Meter:
         """A meter over one tally; what it takes is planned, and charged by `change`."""
         return _WindowMeter(self, value)
 
-    def unknown(self, values: Iterable[str]) -> list[str]:
-        """Those of these values that rows are still to be asked about."""
+    def values_to_load(self, values: Iterable[str]) -> list[str]:
+        """Those of these values whose rows are still to be read."""
         if self.is_anew:
             return []
         return [value for value in dict.fromkeys(values) if value not in self.by_value]
 
     def load(self, values: Iterable[str]) -> None:
-        if wanted := self.unknown(values):
+        if wanted := self.values_to_load(values):
             name = stored_name(self.budget)
-            self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()))
+            self.take_in_rows(tally_rows.rows_of_values(self.using, {name: wanted}).get(name, ()))
 
-    def know(self, rows: Iterable[tally_rows.Stored]) -> None:
+    def take_in_rows(self, rows: Iterable[tally_rows.Stored]) -> None:
         """Take in rows: (value, used, full_at, pk). What is known may be newer."""
         for value, used, full_at, pk in rows:
             self.by_value.setdefault(value, Tally(used, full_at, pk))
 
-    def loaded_fullest(self) -> list[str]:
+    def fullest_loaded_values(self) -> list[str]:
         tallies = sorted(self.by_value.items(), key=lambda item: (item[1].full_at, item[1].used))
         return [value for value, _ in tallies[-FULLEST:]]
 
@@ -108,11 +108,12 @@ class Tallies:
     def is_behind(self) -> bool:
         return self.leaves_one_by_one and not self._has_advanced
 
-    def leaving(self) -> tally_rows.Leaving:
+    def leaving_to_read(self) -> tally_rows.Leaving:
         end = self.horizon()
         return tally_rows.Leaving(self.budget, self.kept.left, end, self.looks_ahead_to(end))
 
     def let_leave(self, found: Sequence[tuple[str, Us, int]]) -> None:
+        """Take away what has left: (value, ended, cost); note what leaves until the pass ends."""
         self._has_advanced = True
         begin, end = self.kept.left, self.horizon()
         for value, ended, cost in found:
@@ -123,7 +124,7 @@ class Tallies:
         for listed in self.near.values():
             listed.sort()
         # Else nothing new is to be remembered.
-        if found or end - begin > longest_gap(self.limit) // 2:
+        if found or end - begin > longest_lag(self.limit) // 2:
             self.kept.left = max(begin, end)
 
     def correct(self, value: str, ended: Us, charged: int, cost: int) -> None:
@@ -133,7 +134,7 @@ class Tallies:
         if ended <= self.kept.left and cost:
             self.take_away(value, ended, cost)
 
-    def settle_ended(self, value: str, ended: Us, charged: int, cost: int) -> None:
+    def correct_settled(self, value: str, ended: Us, charged: int, cost: int) -> None:
         # What left was taken away when it did, or counts too long, until it is counted anew.
         if ended > self.kept.left:
             self.correct(value, ended, charged, cost)
@@ -142,7 +143,7 @@ class Tallies:
         """The earliest instant past `until` at which more may leave than is known now."""
         if self._next_leave is None:
             recounted = self.kept.counted + self.limit.window_us // FORMER + 1
-            found = recounted if self.kept.has_former else self.find_next()
+            found = recounted if self.kept.has_former else self.find_next_leave()
             self._next_leave = max(self.until + 1, found)
         return self._next_leave
 
@@ -155,7 +156,7 @@ class Tallies:
         if not self.limit.is_keyed:
             return
         if self.is_anew:
-            self._stored().delete()
+            self._stored_rows().delete()
         else:
             self._delete_idle()
             self._update_changed()
@@ -182,29 +183,31 @@ class Tallies:
         """A recount counts what is open, and the attempts that ended after this instant."""
         return self.limit.horizon(self.now) - 1
 
-    def count(self, charged: Iterable[tuple[str, int]]) -> None:
+    def add_charged(self, charged: Iterable[tuple[str, int]]) -> None:
         for value, cost in charged:
-            self.of(value).used += cost
+            self.tally_of(value).used += cost
 
     def is_current(self, known: Kept) -> bool:
         behind = self.horizon() - known.left
-        return known.has_former or -BACK <= behind <= longest_gap(self.limit)
+        # what ends from now on is to leave: of a short window even a little late is before that
+        is_ahead = known.left > self.now - SECOND or behind < -BACK
+        return known.has_former or (not is_ahead and behind <= longest_lag(self.limit))
 
-    def find_next(self) -> Us:
+    def find_next_leave(self) -> Us:
         """When more may leave than is known now. At most one statement."""
         after = self.looks_ahead_to(self.horizon())
-        ended = tally_rows.first_end(self.using, self.budget, after)
+        ended = tally_rows.first_end_after(self.using, self.budget, after)
         return (self.now if ended is None else ended) + self.limit.window_us + 1
 
     def change(self, value: str, by: int) -> None:
-        tally = self.of(value)
+        tally = self.tally_of(value)
         tally.used, tally.is_changed = max(0, tally.used + by), True
         if by < 0:
             self.freed.add(value)
 
     # --- what is kept
 
-    def _believed(self, kept: Mapping[str, Any] | None) -> Kept | None:
+    def _believable(self, kept: Mapping[str, Any] | None) -> Kept | None:
         if kept is None or kept["print"] != self.print:
             return None
         known, window = Kept(**{**kept, "values": dict(kept["values"])}), self.limit.window_us
@@ -213,23 +216,24 @@ class Tallies:
         return known if is_fresh and self.is_current(known) else None
 
     def recount(self, charged: Iterable[tuple[str, int]]) -> None:
-        self.count(charged)
+        """Fill them anew, with what its rules charge; what former rules do is read here."""
+        self.add_charged(charged)
         if self.budget.former:
-            self._count_former(self.recounts_after())
+            self._add_charged_by_former(self.recounts_after())
 
-    def _count_former(self, horizon: Us) -> None:
+    def _add_charged_by_former(self, horizon: Us) -> None:
         # They are charged no more: that only becomes less, until it is counted anew.
         for value, cost in tally_rows.charged_by_former(self.using, self.budget, horizon):
-            self.of(value).used += cost
+            self.tally_of(value).used += cost
             self.kept.has_former = True
 
-    def _stored(self) -> Any:
+    def _stored_rows(self) -> Any:
         return tables.Tally.objects.using(self.using).filter(budget=stored_name(self.budget))
 
     def _delete_idle(self) -> None:
         idle = [t.pk for t in self.by_value.values() if t.pk and t.is_idle(self.now)]
         if idle:
-            self._stored().filter(pk__in=idle).delete()
+            self._stored_rows().filter(pk__in=idle).delete()
 
     def _update_changed(self) -> None:
         known = (t for t in self.by_value.values() if t.pk and not t.is_idle(self.now))
@@ -245,7 +249,7 @@ class Tallies:
             for value, t in self.by_value.items()
             if not t.is_idle(self.now) and not t.pk
         ]
-        self._stored().bulk_create(new)
+        self._stored_rows().bulk_create(new)
 
 
 class CalendarTallies(Tallies):
@@ -255,7 +259,7 @@ class CalendarTallies(Tallies):
     def is_current(self, known: Kept) -> bool:
         return known.left == self.horizon()
 
-    def find_next(self) -> Us:
+    def find_next_leave(self) -> Us:
         jitter = self.limit.jitter_us
         return self.limit.window(self.now - jitter)[1] + jitter
 
@@ -292,10 +296,10 @@ class _WindowMeter(Meter):
         return None
 
     def take(self, cost: int) -> None:
-        self._tallies.of(self._value).planned += cost
+        self._tallies.tally_of(self._value).planned += cost
 
     def _excess(self, cost: int) -> int:
-        tally = self._tallies.of(self._value)
+        tally = self._tallies.tally_of(self._value)
         return tally.used + tally.planned + cost - self._n
 
 
@@ -318,35 +322,36 @@ class BucketTallies(Tallies):
         return end  # a bucket's meter says itself how far it fills meanwhile
 
     def take_away(self, value: str, ended: Us, cost: int) -> None:
-        self._lower(value, ended, cost)
+        self._lower_level(value, ended, cost)
         self.change(value, -cost)
 
-    def settle_ended(self, value: str, ended: Us, charged: int, cost: int) -> None:
+    def correct_settled(self, value: str, ended: Us, charged: int, cost: int) -> None:
         # What it cost more is missing from the level; what it cost less may be in it no more.
-        super().settle_ended(value, ended, charged, cost)
+        super().correct_settled(value, ended, charged, cost)
         if ended <= self.kept.left and cost > charged:
             self.load([value])
-            self._lower(value, ended, cost - charged)
+            self._lower_level(value, ended, cost - charged)
 
     def recounts_after(self) -> Us:
         return self.kept.left  # what ended before is in the level
 
-    def count(self, charged: Iterable[tuple[str, int]]) -> None:
+    def add_charged(self, charged: Iterable[tuple[str, int]]) -> None:
+        """And make the level of what has ended, which is read here."""
         horizon, sealed = self.limit.horizon(self.now) - 1, self.kept.left
         empty_until = horizon + self.time_to_fill(self.limit.burst)
-        for value, ended, cost in tally_rows.by_parts(self.using, self.budget, horizon, sealed):
-            tally = self.of(value)
+        for value, ended, cost in tally_rows.ended_parts(self.using, self.budget, horizon, sealed):
+            tally = self.tally_of(value)
             tally.full_at = max(tally.full_at or empty_until, ended) + self.time_to_fill(cost)
         for value, cost in charged:
-            tally = self.of(value)
+            tally = self.tally_of(value)
             tally.used, tally.full_at = tally.used + cost, tally.full_at or empty_until
 
-    def _lower(self, value: str, ended: Us, cost: int) -> None:
-        tally = self.of(value)  # what is known late is as if it had been taken later
+    def _lower_level(self, value: str, ended: Us, cost: int) -> None:
+        tally = self.tally_of(value)  # what is known late is as if it had been taken later
         tally.full_at = max(tally.full_at, ended) + self.time_to_fill(cost)
         tally.is_changed = True
 
-    def find_next(self) -> Us:
+    def find_next_leave(self) -> Us:
         return self.now + SECOND
 
     def time_to_fill(self, cost: int) -> int:
@@ -356,7 +361,7 @@ class BucketTallies(Tallies):
 
 class _BucketMeter(Meter):
     def __init__(self, tallies: BucketTallies, value: str) -> None:
-        self._tallies, self._tally, limit = tallies, tallies.of(value), tallies.limit
+        self._tallies, self._tally, limit = tallies, tallies.tally_of(value), tallies.limit
         level = limit.burst * limit.period_us - limit.n * max(0, self._tally.full_at - tallies.now)
         self._meter = limit.meter(Usage(self._tally.used, (), tallies.now, level), tallies.now)
 
@@ -401,23 +406,23 @@ def tallies_of(
     found = [OF_KINDS[type(b.limit)](using, b, now, known, until) for b, known in kept]
     anew = [one for one in found if one.is_anew]
     asked = [(one.budget, one.recounts_after()) for one in anew]
-    for one, charged in zip(anew, tally_rows.charged(using, asked), strict=True):
+    for one, charged in zip(anew, tally_rows.charged_since(using, asked), strict=True):
         one.recount(charged)
     return found
 
 
 def advance(using: str, tallies: Iterable[Tallies]) -> None:
-    """Take away what has left since the last pass; what leaves next. Two statements for most."""
+    """Take away what has left since the last pass; note what leaves next. Mostly two statements."""
     behind = [one for one in tallies if one.is_behind]
-    found = tally_rows.what_left(using, [one.leaving() for one in behind])
+    found = tally_rows.what_left(using, [one.leaving_to_read() for one in behind])
     wanted = {
         stored_name(one.budget): values
         for one, left in zip(behind, found, strict=True)
-        if one.limit.is_keyed and (values := one.unknown(value for value, _, _ in left))
+        if one.limit.is_keyed and (values := one.values_to_load(value for value, _, _ in left))
     }
-    stored = tally_rows.stored(using, wanted)
+    stored = tally_rows.rows_of_values(using, wanted)
     for one, left in zip(behind, found, strict=True):
-        one.know(stored.get(stored_name(one.budget), ()))
+        one.take_in_rows(stored.get(stored_name(one.budget), ()))
         one.let_leave(left)
 
 
@@ -426,47 +431,46 @@ def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
     keyed = [one for one in tallies if one.limit.is_keyed and not one.is_anew]
     # rows of known values may say too much
     most = FULLEST + max((len(one.by_value) for one in keyed), default=0)
-    found = tally_rows.fullest(using, [stored_name(one.budget) for one in keyed], most)
+    found = tally_rows.rows_of_fullest(using, [stored_name(one.budget) for one in keyed], most)
     for one in keyed:
-        one.know(found.get(stored_name(one.budget), ()))
+        one.take_in_rows(found.get(stored_name(one.budget), ()))
 
 
-def take_corrections(using: str, group: Sequence[str], tallies: Collection[Tallies]) -> None:
+def apply_corrections(using: str, group: Sequence[str], tallies: Collection[Tallies]) -> None:
     """Tell the tallies what attempts of these rules cost after all, and take the marks from their
     rows, also where there are no tallies. Two statements for CORRECTIONS of them.
-
     All of them, for the next release must not be decided by less than is known; and after recounts,
     which count what is still to be corrected as it was charged.
     """
-    while corrections := tally_rows.next_corrections(using, group):
+    while corrections := tally_rows.take_next_corrections(using, group):
         for one in tallies:
             for correction in corrections:
                 if correction.rule in one.budget.rules:
-                    _correct(one, correction)
+                    _apply_correction(one, correction)
         if len(corrections) < tally_rows.CORRECTIONS:
             return
 
 
-def _correct(one: Tallies, told: tally_rows.Correction) -> None:
-    value, unit = one.budget.value_of(told.key, told.queue), one.limit.unit
-    charged, cost = cost_of(told.charged, unit), cost_of(told.cost, unit)
-    correct = one.settle_ended if told.settled else one.correct
-    correct(value, told.ended, charged, cost)
+def _apply_correction(tallies: Tallies, correction: tally_rows.Correction) -> None:
+    value, unit = tallies.budget.value_of(correction.key, correction.queue), tallies.limit.unit
+    charged, cost = cost_of(correction.charged, unit), cost_of(correction.cost, unit)
+    correct = tallies.correct_settled if correction.settled else tallies.correct
+    correct(value, correction.ended, charged, cost)
 
 
-def counted_for(book: Book) -> dict[str, int]:
+def counting_times(book: Book) -> dict[str, int]:
     """By rule: microseconds after its end in which a limit may count an attempt, and a minute."""
     longest = dict.fromkeys(book.budgets, 0)
     for budget in book.all_budgets():
         for rule in budget.charging_rules:
-            longest[rule] = max(longest.get(rule, 0), _counted_by(budget.limit))
+            longest[rule] = max(longest.get(rule, 0), _counting_time(budget.limit))
     return {rule: window + MARGIN for rule, window in longest.items()}
 
 
-def longest_window(book: Book) -> int:
+def longest_counting_time(book: Book) -> int:
     """The longest of these times: that of attempts whose rule is not in the book any more."""
-    return max(counted_for(book).values(), default=MARGIN)
+    return max(counting_times(book).values(), default=MARGIN)
 
 
-def _counted_by(limit: Limit) -> int:
-    return limit.window_us + (longest_gap(limit) if is_tallied(limit) else 0)
+def _counting_time(limit: Limit) -> int:
+    return limit.window_us + (longest_lag(limit) if is_tallied(limit) else 0)

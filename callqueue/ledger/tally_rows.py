@@ -45,13 +45,13 @@ class Kept:
 
 @lru_cache(maxsize=4096)
 def fingerprint(budget: Budget) -> str:
-    """Of what budget a tally is: the limit as it is in force, and the rules that it counts."""
+    """A short text that differs where the limit as in force does, or the rules that it counts."""
     text = repr((budget.limit, budget.rules, budget.former))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def longest_gap(limit: Limit) -> int:
-    """How long after it left an attempt may be wanted; what is further behind is counted anew."""
+def longest_lag(limit: Limit) -> int:
+    """How many microseconds a tally may be behind its window; one further back is counted anew."""
     return max(60 * SECOND, limit.window_us // 4)
 
 
@@ -70,82 +70,80 @@ class Leaving(NamedTuple):
 
 
 def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
-    """What left each of these budgets: (value, ended, cost). A statement for many of them.
-
+    """What left the windows of these budgets: (value, ended, cost). A statement for many of them.
     What is still to be corrected stays: whoever corrects it takes it away.
     """
     found: list[list[tuple[str, Us, int]]] = [[] for _ in asked]
     selects = [_left_sql(using, place, one) for place, one in enumerate(asked)]
-    for place, told, ended, spent in database.of_each(using, selects):
-        value = _value(asked[place].budget, told)
+    for place, told, ended, spent in database.union_all(using, selects):
+        value = _value_of(asked[place].budget, told)
         found[place].append((value, instant_us(ended), int(spent or 0)))
     for listed in found:
         listed.sort(key=itemgetter(1))
     return found
 
 
-def _left_sql(using: str, place: int, one: Leaving) -> tuple[str, list[Any]]:
-    column, (cost, of_cost) = _column(using, one.budget), _cost_sql(using, one.budget)
-    since, by, told_apart = _parameters(using, one.begin, one.ahead, one.end)
+def _left_sql(using: str, place: int, leaving: Leaving) -> tuple[str, list[Any]]:
+    column, (cost, of_cost) = _value_column(using, leaving.budget), _cost_sql(using, leaving.budget)
+    since, by, told_apart = _parameters(using, leaving.begin, leaving.ahead, leaving.end)
     apart, of_apart = "", list[Any]()
-    if one.ahead > one.end:
+    if leaving.ahead > leaving.end:
         apart, of_apart = ", CASE WHEN finished_at > %s THEN finished_at END", [told_apart]
     sql = (
         f"SELECT {place}, {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
-        f"WHERE rule IN ({placeholders(one.budget.rules)}) AND finished_at > %s "
+        f"WHERE rule IN ({placeholders(leaving.budget.rules)}) AND finished_at > %s "
         "AND finished_at <= %s AND outcome <> %s AND NOT correction_pending "
         f"GROUP BY {column}{apart}"
     )
-    return sql, [*of_cost, *one.budget.rules, since, by, states.VOIDED, *of_apart]
+    return sql, [*of_cost, *leaving.budget.rules, since, by, states.VOIDED, *of_apart]
 
 
-def stored(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Stored]]:
+def rows_of_values(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Stored]]:
     """The rows of these values, by budget. A statement for many budgets."""
-    select, value = _stored_sql(using), quoted(using, "value")
+    select, value = _rows_sql(using), quoted(using, "value")
     selects = [
         (f"{select} AND {value} IN ({placeholders(values)})", [name, *values])
         for name, values in wanted.items()
     ]
-    return _collected(database.of_each(using, selects))
+    return _rows_by_budget(database.union_all(using, selects))
 
 
-def fullest(using: str, names: Sequence[str], most: int) -> dict[str, list[Stored]]:
-    first = f"{_stored_sql(using)} ORDER BY full_at DESC, used DESC LIMIT {most}"
+def rows_of_fullest(using: str, budgets: Sequence[str], most: int) -> dict[str, list[Stored]]:
+    first = f"{_rows_sql(using)} ORDER BY full_at DESC, used DESC LIMIT {most}"
     select = f"SELECT * FROM ({first}) AS fullest"
-    return _collected(database.of_each(using, [(select, [name]) for name in names]))
+    return _rows_by_budget(database.union_all(using, [(select, [name]) for name in budgets]))
 
 
-def _stored_sql(using: str) -> str:
+def _rows_sql(using: str) -> str:
     columns = f"budget, {quoted(using, 'value')}, used, full_at, id"
     return f"SELECT {columns} FROM {tables.name(using, 'Tally')} WHERE budget = %s"
 
 
-def _collected(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
+def _rows_by_budget(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
     found: dict[str, list[Stored]] = {}
     for budget, value, used, full_at, pk in listed:
         found.setdefault(budget, []).append((value, int(used), Us(full_at), int(pk)))
     return found
 
 
-def charged(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
-    """What is open or ended after that instant, of each budget: (value, cost). One statement.
-
+def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
+    """What is open or ended since that instant, of each budget: (value, cost). One statement.
     What is to be corrected costs what it was charged, since the correction comes after; also where
     it ended before, unless it was settled after its end.
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
-    selects = [_charged_sql(using, place, *one) for place, one in enumerate(asked)]
-    for place, told, before, count, total in database.of_each(using, selects):
+    selects = [_charged_since_sql(using, place, *one) for place, one in enumerate(asked)]
+    for place, told, before, count, total in database.union_all(using, selects):
         budget, _ = asked[place]
         cost = int(total or 0)
         if before is not None:
             cost = cost_of(database.loaded(before), budget.limit.unit) * int(count)
-        found[place].append((_value(budget, told), cost))
+        found[place].append((_value_of(budget, told), cost))
     return found
 
 
-def _charged_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str, list[Any]]:
-    column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
+def _charged_since_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str, list[Any]]:
+    column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
     ended = "finished_at IS NULL OR finished_at > %s OR (correction_pending AND NOT settled)"
     before = "CASE WHEN correction_pending THEN charged END"
     sql = (
@@ -158,8 +156,8 @@ def _charged_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str
 
 def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple[str, int]]:
     """What former rules' attempts cost that are open or ended after the horizon: (value, cost)."""
-    column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
-    where, of_former = _former_where(using, budget)
+    column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
+    where, of_former = _conditions_of_former(using, budget)
     sql = (
         f"SELECT {column}, SUM({cost}) FROM {attempts_table(using)} "
         f"WHERE ({' OR '.join(where)}) "
@@ -170,11 +168,11 @@ def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple
         yield value, int(spent or 0)
 
 
-def by_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[str, Us, int]]:
+def ended_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[str, Us, int]]:
     """What ended in (begin, end], by parts of the window, in order: (value, latest end, cost)."""
-    column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
+    column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
     width = max(1, budget.limit.window_us // PARTS)
-    where, of_former = _former_where(using, budget)
+    where, of_former = _conditions_of_former(using, budget)
     of_rules = " OR ".join([f"rule IN ({placeholders(budget.rules)})", *where])
     sql = (
         f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
@@ -188,13 +186,13 @@ def by_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[s
         yield value, instant_us(ended), int(spent or 0)
 
 
-def first_end(using: str, budget: Budget, after: Us) -> Us | None:
+def first_end_after(using: str, budget: Budget, instant: Us) -> Us | None:
     one = (
         f"SELECT MIN(finished_at) FROM {attempts_table(using)} "
         "WHERE rule = %s AND finished_at IS NOT NULL AND finished_at > %s AND outcome <> %s"
     )
-    since = _parameters(using, after)
-    found = database.of_each(using, [(one, [r, *since, states.VOIDED]) for r in budget.rules])
+    since = _parameters(using, instant)
+    found = database.union_all(using, [(one, [r, *since, states.VOIDED]) for r in budget.rules])
     return min((instant_us(ended) for (ended,) in found if ended is not None), default=None)
 
 
@@ -211,8 +209,8 @@ class Correction(NamedTuple):
     ended: Us
 
 
-def next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
-    """Take the marks of the next CORRECTIONS attempts that are to be corrected. Two statements."""
+def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
+    """The next CORRECTIONS attempts that are to be corrected, their marks taken. Two statements."""
     key = quoted(using, "key")
     found = rows(
         using,
@@ -247,7 +245,7 @@ def _mark_as_taken(using: str, corrections: Sequence[Correction]) -> None:
     )
 
 
-def former_sql(using: str, former: Former) -> tuple[str, list[Any]]:
+def condition_of_former(using: str, former: Former) -> tuple[str, list[Any]]:
     """The condition, with its parameters, of what a former rule released while it was charged."""
     rule, until = former
     return "(rule = %s AND released_at <= %s)", [rule, *_parameters(using, until)]
@@ -257,8 +255,8 @@ def attempts_table(using: str) -> str:
     return quoted(using, tables.CallAttempt._meta.db_table)
 
 
-def _former_where(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
-    found = [former_sql(using, former) for former in budget.former]
+def _conditions_of_former(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
+    found = [condition_of_former(using, former) for former in budget.former]
     return [where for where, _ in found], [one for _, params in found for one in params]
 
 
@@ -267,15 +265,15 @@ def _rows_by_value(
 ) -> Iterable[tuple[Any, ...]]:
     """The rows of a SELECT, with the budget's value in place of the key or queue of each."""
     for told, *rest in rows(using, sql, params):
-        yield _value(budget, told), *rest
+        yield _value_of(budget, told), *rest
 
 
-def _value(budget: Budget, told: str) -> str:
+def _value_of(budget: Budget, key_or_queue: str) -> str:
     is_queue = budget.limit.is_per_queue
-    return budget.value_of("" if is_queue else told, told if is_queue else "")
+    return budget.value_of("" if is_queue else key_or_queue, key_or_queue if is_queue else "")
 
 
-def _column(using: str, budget: Budget) -> str:
+def _value_column(using: str, budget: Budget) -> str:
     if budget.limit.is_per_rule:
         return "rule"
     return "queue" if budget.limit.is_per_queue else quoted(using, "key")

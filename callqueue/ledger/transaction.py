@@ -73,15 +73,15 @@ def transaction(
             if calls is None:
                 locked = Locked(ledger_time.read_held(using, lazily=lazily), {})
             else:
-                free, reading = calls_to_end(using, calls, lazily=lazily)
+                free, reading = lock_calls_to_end(using, calls, lazily=lazily)
                 locked = Locked(reading, free)
             ledger_time.check(using, locked.reading)
             return work(locked)
 
-    return timed(using, once)
+    return again_after_jump(using, once)
 
 
-def timed(using: str, once: Callable[[], T]) -> T:
+def again_after_jump(using: str, once: Callable[[], T]) -> T:
     """Do `once`, a transaction that asks `ledger_time.check`; again after a jump or a deadlock."""
     for _ in range(LOOKS):
         try:
@@ -107,8 +107,8 @@ class Pair:
     call: CallQueue | None  # None: it is gone, or waits for another attempt
 
 
-def calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
-    """Lock these calls, waiting for whoever has them; their keys and these columns."""
+def lock_calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
+    """Lock these calls, waiting for whoever has them; their primary keys and these columns."""
     rows = tables.calls(using).filter(pk__in=list(pks)).order_by("pk")
     return list(database.locked(rows, wait=True).values_list("pk", *columns))
 
@@ -119,7 +119,7 @@ def as_ending(call: CallQueue) -> EndingCall:
     return EndingCall(call.status, call.last_attempt, call.callback, due if is_postponed else None)
 
 
-def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]]:
+def lock_unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]]:
     """Lock what nobody has begun of locked calls: (attempt, call, number). Waits for a begin."""
     unbegun = tables.attempts(using).unbegun().filter(call_id__in=list(call_ids))
     pks = list(unbegun.values_list("pk", flat=True))
@@ -132,7 +132,7 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
     ]
 
 
-def calls_to_end(
+def lock_calls_to_end(
     using: str, pks: Sequence[int], *, lazily: bool = False
 ) -> tuple[dict[int, EndingCall], Reading]:
     """Lock those of these calls that nobody else has; and the clock, as `read_held` does. One
@@ -158,14 +158,14 @@ def calls_to_end(
     }, reading
 
 
-def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[Pair]:
+def lock_free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[Pair]:
     """Lock these open attempts with their calls: the pairs of which nobody has locked either."""
     rows = database.locked(tables.attempts(using).filter(pk__in=list(attempt_ids)).order_by("pk"))
     found = [
         one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
     ]
     wanted = {attempt.call_id for attempt in found}
-    calls, busy = _free_calls(using, wanted) if wanted else ({}, set())
+    calls, busy = _lock_free_calls(using, wanted) if wanted else ({}, set())
     return [
         Pair(attempt, _call_waiting_for(attempt, calls.get(attempt.call_id)))
         for attempt in found
@@ -173,7 +173,8 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
     ]
 
 
-def _free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[int]]:
+def _lock_free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[int]]:
+    """Those that nobody else has locked, and the primary keys of those that somebody has."""
     listed = tables.calls(using).filter(pk__in=pks)
     free = {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
     away = pks - free.keys()

@@ -37,6 +37,7 @@ class Budget:
 
     @property
     def known_as(self) -> str:
+        """Its id in the settings, which all its variants share."""
         return self.settings_id or self.id
 
     @property
@@ -76,6 +77,7 @@ class Book:
 
     @property
     def settings(self) -> Book:
+        """The book of this process's own settings."""
         return self.own or self
 
     def all_budgets(self) -> tuple[Budget, ...]:
@@ -84,7 +86,7 @@ class Book:
     def group_budgets(self, group: Iterable[str]) -> tuple[Budget, ...]:
         return tuple({b.id: b for rule in group for b in self.budgets[rule]}.values())
 
-    def left_lately(self, group: Iterable[str], now: Us) -> set[str]:
+    def former_rules_under_way(self, group: Iterable[str], now: Us) -> set[str]:
         """The former rules of a group of which a pass by older settings may still be under way."""
         budgets = self.group_budgets(group)
         return {name for budget in budgets for name, until in budget.former if until > now}
@@ -122,7 +124,7 @@ class Book:
         return replace(self, budgets=changed)
 
 
-def bind(rules: Mapping[str, Rule]) -> Book:
+def book_of(rules: Mapping[str, Rule]) -> Book:
     """The book of these rules. ImproperlyConfigured where two limits of one name differ."""
     named: dict[str, tuple[str, Limit]] = {}
     users: dict[str, list[str]] = {}
@@ -163,6 +165,7 @@ def cost_of(cost: Cost, unit: str) -> int:
 
 
 def costs_more(cost: Cost, charged: Cost) -> bool:
+    """In any unit."""
     if cost == charged:
         return False
     units = {"calls", *(cost if isinstance(cost, Mapping) else ())}
@@ -178,18 +181,17 @@ def larger_cost(one: Cost, other: Cost) -> Cost:
 @lru_cache(maxsize=16384)
 def key_part(key: str, per: str) -> str:
     """The value that `per` picks from a call's key text; "" where the key has no such part.
-
     A key is one string, or a mapping written as JSON with sorted names. For `per="key"` a mapping
     counts as a whole unless it has a part named "key".
     """
-    parts = key_parts(key)
+    parts = named_parts(key)
     if per == "key":
         return parts.get("key", key) if parts else key
     return parts.get(per, "")
 
 
 @lru_cache(maxsize=16384)
-def key_parts(key: str) -> Mapping[str, str]:
+def named_parts(key: str) -> Mapping[str, str]:
     """The named parts of a key text; empty for a plain string."""
     if not key.startswith("{"):
         return {}
@@ -203,15 +205,15 @@ def key_parts(key: str) -> Mapping[str, str]:
 @lru_cache(maxsize=16384)
 def scopes_of(key: str) -> frozenset[tuple[str, str]]:
     """What a hold on this key may be laid on, as its `per` and value: the whole, or a part."""
-    parts = {(name, value) for name, value in key_parts(key).items() if isinstance(value, str)}
+    parts = {(name, value) for name, value in named_parts(key).items() if isinstance(value, str)}
     whole = {("key", key)} if key else set()
     return frozenset(whole | {part for part in parts if part[0] not in ("rule", "queue")})
 
 
-def groups_of(rules: Iterable[str], shares: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """By rule all that share a budget with it, through others too, sorted. `shares`: of each."""
+def groups_of(rules: Iterable[str], sharers: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """By rule, sorted, all in its group. `sharers`: of each budget, the rules that share it."""
     group = {rule: {rule} for rule in rules}
-    for users in shares:
+    for users in sharers:
         merged = set().union(*(group[user] for user in users))
         for rule in merged:
             group[rule] = merged

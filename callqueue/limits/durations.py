@@ -17,7 +17,7 @@ class WrongDuration(ValueError):
 
 
 def parse_duration(text: str) -> timedelta:
-    """``"90s"``, ``"10m"``, ``"2h"``, ``"7d"``, ``"4w"`` as a timedelta, ten years at most."""
+    """``"90s"``, ``"2h"``, ``"7d"`` as a timedelta; WrongDuration where it is none, or too long."""
     match = _DURATION.fullmatch(text.strip())
     if not match:
         raise WrongDuration(

@@ -43,7 +43,6 @@ class Stated:
 
     def book(self, own: Book) -> Book:
         """What is in force for a process of these settings: its own limits, and all opinions'.
-
         A limit counts every rule that any of them counts in it, and where they differ in it, all
         must admit a call. Of one version, every process that has stated its opinion finds the same.
         """
@@ -66,17 +65,17 @@ class Stated:
             ),
         )
 
-    def past(self, limit: str) -> dict[str, Us]:
+    def former_rules(self, limit_name: str) -> dict[str, Us]:
         """The rules that lapsed opinions charged to a named limit, and up to which instant."""
         until: dict[str, Us] = {}
         for opinion, lapsed_at in self.lapsed:
-            for rule in (rule for name, rule in each_name(opinion) if name == limit):
+            for rule in (rule for name, rule in each_name_with_rule(opinion) if name == limit_name):
                 until[rule] = max(until.get(rule, Us(0)), lapsed_at + LINGERS)
         return until
 
     @property
     def longest_window(self) -> int:
-        """The longest in which any limit that anybody stated counts what was charged to it."""
+        """The longest, in microseconds, in which any limit that anybody stated counts a charge."""
         every = [*self.opinions.values(), *(opinion for opinion, _ in self.lapsed)]
         by_place = {str(place): opinion for place, opinion in enumerate(every)}
         book = Stated(opinions=by_place, rates=self.rates).book(Book({}, {}, {}))
@@ -87,7 +86,7 @@ class Stated:
 class _Joint:
     """A limit, in one variant or several, for all rules that any opinion counts in it."""
 
-    past: Mapping[str, Us]
+    former: Mapping[str, Us]  # rules, and until when
     variants: dict[str, Limit] = field(default_factory=dict)
     rules: set[str] = field(default_factory=set)
     is_unreadable: bool = False
@@ -95,7 +94,7 @@ class _Joint:
     def budgets(self, settings_id: str) -> list[Budget]:
         """One for each variant; where there are several, each with an id of its own."""
         rules = tuple(sorted(self.rules))
-        former = tuple(sorted((rule, at) for rule, at in self.past.items() if rule not in rules))
+        former = tuple(sorted((rule, at) for rule, at in self.former.items() if rule not in rules))
         return [
             Budget(
                 settings_id if len(self.variants) == 1 else f"{settings_id}~{digest[:6]}",
@@ -109,6 +108,8 @@ class _Joint:
 
 
 class _Union:
+    """The limits of all these opinions together."""
+
     def __init__(self, opinions: Sequence[Opinion], stated: Stated) -> None:
         self.limits: dict[str, _Joint] = {}  # by their ids in the settings
         self.ids: dict[str, dict[str, None]] = {  # of every rule's limits, in its order
@@ -116,12 +117,13 @@ class _Union:
         }
         for opinion in opinions:
             for rule, index, data in each_limit(opinion):
-                self._add(settings_id_of(rule, index, data), rule, data, stated)
+                self._join(settings_id_of(rule, index, data), rule, data, stated)
 
-    def _add(self, settings_id: str, rule: str, data: Mapping[str, Any], stated: Stated) -> None:
+    def _join(self, settings_id: str, rule: str, data: Mapping[str, Any], stated: Stated) -> None:
         self.ids[rule][settings_id] = None
         if settings_id not in self.limits:
-            self.limits[settings_id] = _Joint(stated.past(settings_id) if data.get("name") else {})
+            former = stated.former_rules(settings_id) if data.get("name") else {}
+            self.limits[settings_id] = _Joint(former)
         joint, limit = self.limits[settings_id], from_data(data)
         joint.rules.add(rule)
         if limit is None:
@@ -144,7 +146,7 @@ class Difference:
 
     def __str__(self) -> str:
         return f"limit {self.limit}: " + "; ".join(
-            f"{what} says {', '.join(who)}" for what, who in self.said.items()
+            f"{words} says {', '.join(who)}" for words, who in self.said.items()
         )
 
 
@@ -167,15 +169,15 @@ def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
         words = sorted(set(said[settings_id].values()))
         if len(words) > 1:
             by_words = {
-                what: tuple(who for who, says in said[settings_id].items() if says == what)
-                for what in words
+                text: tuple(who for who, says in said[settings_id].items() if says == text)
+                for text in words
             }
             listed.append(Difference(settings_id, tuple(sorted(rules[settings_id])), by_words))
     return listed
 
 
 def _in_words(data: Mapping[str, Any]) -> str:
-    """The limit as settings write it, but for its name and what is as it always is."""
+    """The limit as settings write it, without its name and what is its default."""
     kind = KINDS.get(data["kind"])
     usual = {f.name: f.default for f in fields(kind)} if kind else {}
     main = data.get("rate", data.get("n"))
@@ -213,12 +215,13 @@ def from_data(data: Mapping[str, Any]) -> Limit | None:
 
 
 def each_limit(opinion: Opinion) -> Iterable[tuple[str, int, Mapping[str, Any]]]:
+    """(its rule, its place among the rule's limits, the limit as data)"""
     return (
         (rule, index, data) for rule, limits in opinion.items() for index, data in enumerate(limits)
     )
 
 
-def each_name(opinion: Opinion) -> Iterable[tuple[str, str]]:
+def each_name_with_rule(opinion: Opinion) -> Iterable[tuple[str, str]]:
     return ((data["name"], rule) for rule, _, data in each_limit(opinion) if data.get("name"))
 
 

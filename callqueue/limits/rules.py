@@ -110,14 +110,15 @@ class Rule:
     ON_LOST: ClassVar[tuple[str, ...]] = ("auto", "retry", "unknown")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hosts", _names(self, "hosts", self.hosts))
+        object.__setattr__(self, "hosts", _checked_names(self, "hosts", self.hosts))
         if not all(map(is_host_pattern, self.hosts)):
             raise _wrong(self, "hosts", HOSTS_WANTED)
         if self.queues is not None:
-            object.__setattr__(self, "queues", _names(self, "queues", self.queues))
+            object.__setattr__(self, "queues", _checked_names(self, "queues", self.queues))
             if not self.queues:
                 raise _wrong(self, "queues", "a name, several, or None for Celery's default queue")
         _check_limits(self)
+        object.__setattr__(self, "limits", tuple(self.limits))
         if not isinstance(self.retry, Retry):
             raise _wrong(self, "retry", "a Retry(...)")
         for name in ("connect_timeout", "read_timeout", "total_timeout"):
@@ -175,7 +176,6 @@ def _check_limits(rule: Rule) -> None:
     names = [limit.name for limit in rule.limits if limit.name]
     if len(set(names)) < len(names):
         raise _wrong(rule, "limits", "free of two limits with one name")
-    object.__setattr__(rule, "limits", tuple(rule.limits))
 
 
 def _check_idempotency(rule: Rule) -> None:
@@ -189,7 +189,7 @@ def _check_idempotency(rule: Rule) -> None:
         raise _wrong(rule, "idempotency_ttl", wanted)
 
 
-def _names(rule: Rule, name: str, value: object) -> tuple[str, ...]:
+def _checked_names(rule: Rule, name: str, value: object) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, Sequence | set | frozenset) or not all(
         isinstance(n, str) and n.strip() for n in names
@@ -227,11 +227,11 @@ def _check_seconds(owner: object, name: str, low: float, high: float) -> None:
 
 
 def _check_number(
-    owner: object, name: str, low: float, high: float, what: str = "a number"
+    owner: object, name: str, low: float, high: float, wanted: str = "a number"
 ) -> None:
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise _wrong(owner, name, f"{what} from {low:g} to {high:g}")
+        raise _wrong(owner, name, f"{wanted} from {low:g} to {high:g}")
 
 
 def _wrong(owner: object, name: str, wanted: str) -> ImproperlyConfigured:
@@ -242,15 +242,14 @@ def _wrong(owner: object, name: str, wanted: str) -> ImproperlyConfigured:
 
 def backoff(retry: Retry, failures: int, rand: float) -> float:
     """Seconds before the next try after `failures` (1 and up) failed ones; `rand` is in [0, 1).
-
     The jitter is "equal" of "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): unlike
     "full", it leaves a provider that just failed alone for a while.
     """
-    whole = min(retry.cap, _exponential(failures, float(retry.base), float(retry.factor)))
+    whole = min(retry.cap, _exponential_delay(failures, float(retry.base), float(retry.factor)))
     return whole / 2 + whole / 2 * rand if retry.jitter else whole
 
 
-def _exponential(failures: int, base: float, factor: float) -> float:
+def _exponential_delay(failures: int, base: float, factor: float) -> float:
     # in floats throughout: a power of integers would be computed to its last digit
     if base == 0:
         return 0.0

@@ -172,7 +172,7 @@ def _check_broker(facts: Facts) -> str:
         _connect_to_broker()
     except ImportError as error:
         missing = error.name or ("redis" if "redis" in str(error) else in_one_line(error))
-        is_redis = the_broker.transport(_celery_app()) in REDIS
+        is_redis = the_broker.transport_name(_celery_app()) in REDIS
         package = '"django-callqueue[redis]"' if is_redis else missing
         raise Wrong(f"the package {missing} is not installed", f"pip install {package}") from error
     except Exception as error:
@@ -186,7 +186,7 @@ def _check_broker(facts: Facts) -> str:
 def _check_visibility_timeout(facts: Facts) -> str:
     """That Redis hands no message out again while its attempts may still be at work."""
     app, config = _celery_app(), conf.current()
-    if facts.runs_alone or _is_eager() or the_broker.transport(app) not in REDIS:
+    if facts.runs_alone or _is_eager() or the_broker.transport_name(app) not in REDIS:
         return "this kind of broker has none"
     options = app.conf.broker_transport_options or {}
     timeout = float(options.get("visibility_timeout", VISIBILITY_S))
@@ -245,7 +245,7 @@ def _check_schedule(facts: Facts) -> str:
     entries = (app.conf.beat_schedule or {}).items()
     in_settings = {entry.get("task"): name for name, entry in entries}.get(periodic.DISPENSER)
     has_rows = apps.is_installed("django_celery_beat")
-    in_rows = periodic.enabled(periodic.DISPENSER) if has_rows else []
+    in_rows = periodic.names_enabled(periodic.DISPENSER) if has_rows else []
     if "DatabaseScheduler" in str(app.conf.beat_scheduler) and in_rows == [in_settings]:
         in_rows = []  # its copy of what the settings say
     places = [f"CELERY_BEAT_SCHEDULE: {in_settings}"] if in_settings else []

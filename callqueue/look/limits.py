@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 
 from callqueue import states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, instant_us, of_each, part_sql, to_us
+from callqueue.database import as_parameter, from_us, instant_us, part_sql, to_us, union_all
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
 from callqueue.ledger import rule_rows, tallies
@@ -111,7 +111,7 @@ def read(
 
 def _read_memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
     groups = list(groups)
-    memos = rule_rows.memos(using, [rule for group in groups for rule in group])
+    memos = rule_rows.passes_and_memos(using, [rule for group in groups for rule in group])
     found = ledger.Memo()
     for group in groups:
         remembered = {rule: memos[rule] for rule in group if rule in memos}
@@ -132,7 +132,7 @@ def _charged_values(account: ledger.Account, budget: Budget, key: str | None) ->
     if budget.limit.is_per_queue:
         return account.book.queues_of(budget)
     if budget.id in account.tallies:
-        return account.tallies[budget.id].loaded_fullest()
+        return account.tallies[budget.id].fullest_loaded_values()
     return sorted({value for name, value in {**account.open, **account.aged} if name == budget.id})
 
 
@@ -251,7 +251,7 @@ def _read_ends(account: ledger.Account, budgets: list[Budget]) -> dict[str, list
                 f"AND finished_at <= %s AND outcome <> %s{grouped}"
             )
             selects.append((sql, [rule, as_parameter(using, from_us(since)), end, states.VOIDED]))
-    for place, ended, count in of_each(using, selects):
+    for place, ended, count in union_all(using, selects):
         if ended is not None:
             found.setdefault(budgets[place].id, []).append((instant_us(ended), int(count)))
     return {

@@ -16,10 +16,10 @@ from callqueue.database import (
     from_us,
     instant_us,
     loaded,
-    of_each,
     placeholders,
     quoted,
     rows,
+    union_all,
 )
 from callqueue.history import sums
 from callqueue.ledger import ledger_time, settings
@@ -55,9 +55,9 @@ def look(
     newest calls where none was answered lately. `more`: as if so many calls more waited, by rule,
     each of a key of its own.
     """
-    with database.one_view(using):
+    with database.one_snapshot(using):
         now, moved, summed_until, version, signs = _read_moment(using)
-        book = settings.book_in_force(using, at=version).moved_by(moved)
+        book = settings.book_in_force(using, known_version=version).moved_by(moved)
         names = tuple(conf.current().rules if rules is None else rules)
         known = _Known.read(using, book, names, now, moved, key, signs, more)
         differences: Sequence[Difference] = ()
@@ -334,7 +334,7 @@ def _read_mean_costs(known: _Known) -> dict[tuple[str, str], float]:
         f"WHERE {READY} ORDER BY priority DESC, due_at_dt, id LIMIT {most}) AS going_next"
     )
     costs: dict[str, list[Any]] = {}
-    for name, cost in of_each(known.using, [(first, (name, name)) for name in others]):
+    for name, cost in union_all(known.using, [(first, (name, name)) for name in others]):
         costs.setdefault(name, []).append(loaded(cost))
     return {
         (name, unit): 1.0
@@ -366,7 +366,7 @@ def _read_sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str],
         params = () if is_whole else _key_part_params(per)
         selects.append((spread, (name, per, *params, name)))
     found = {(name, per): [(1, more[name])] for name, per in wanted if name in more}
-    for name, per, calls, values in of_each(known.using, selects):
+    for name, per, calls, values in union_all(known.using, selects):
         found.setdefault((name, per), []).append((int(calls), int(values)))
     return {scope: sorted(sizes) for scope, sizes in found.items()}
 

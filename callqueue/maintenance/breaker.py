@@ -22,28 +22,28 @@ FAILED = Q(outcome__in=(states.ERRORED, states.LOST)) | Q(
 WELL = Q(outcome=states.SUCCEEDED) | Q(outcome=states.GAVE_UP, response_status__lt=500)
 
 
-def observe(using: str, results: Sequence[Result]) -> None:
-    """After these results were recorded: trip the breakers of their rules, where they failed."""
+def trip_where_failing(using: str, results: Sequence[Result]) -> None:
+    """Trip the breakers of the rules of these recorded results, where their calls keep failing."""
     failed = {
         result.job.call.rule: result.job.rule.breaker
         for result in results
         if result.job.rule is not None and result.outcome != states.SUCCEEDED
     }
-    for name, breaker in failed.items():
+    for rule, breaker in failed.items():
         try:
             if breaker is not None:
-                _trip(using, name, breaker)
+                _hold_if_failing(using, rule, breaker)
         except (DatabaseError, InterfaceError) as error:
             # The ends are recorded; the next one looks again.
             events.emit("database_away", during="breaker", error=type(error).__name__)
 
 
-def _trip(using: str, name: str, breaker: Breaker) -> None:
+def _hold_if_failing(using: str, rule: str, breaker: Breaker) -> None:
     """Hold the rule, where so many attempts in a row failed, or the first after its last hold."""
     now, many, lasts = ledger_time.now(using), breaker.failures, breaker.hold
     why = f"{many} attempts in a row failed within {breaker.within:g} s"
-    ended = tables.attempts(using).filter(rule=name, finished_at__isnull=False)
-    last = tables.holds(using).filter(rule=name, per="rule", source=SOURCE).first()
+    ended = tables.attempts(using).filter(rule=rule, finished_at__isnull=False)
+    last = tables.holds(using).filter(rule=rule, per="rule", source=SOURCE).first()
     if last is not None and last.until is not None:
         if last.until > now:
             return
@@ -57,4 +57,4 @@ def _trip(using: str, name: str, breaker: Breaker) -> None:
     newest = list(lately.order_by("-finished_at", "-pk").values_list("pk", flat=True)[:many])
     if len(newest) == many and not lately.filter(WELL, pk__in=newest).exists():
         lasts_for, why = timedelta(seconds=lasts), f"the circuit breaker: {why}"
-        holds.lay(using, [name], "rule", "", lasts_for, why, source=SOURCE, extend=False)
+        holds.lay(using, [rule], "rule", "", lasts_for, why, source=SOURCE, extend=False)

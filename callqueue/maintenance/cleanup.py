@@ -48,12 +48,11 @@ def clean(
 ) -> Cleaned:
     """Prune everything past retention (`older_than` replaces RETENTION for every final status),
     then reclaim space.
-
     `progress` is told (calls deleted so far, how many there are to delete). `vacuum_full` locks the
     tables against all use while they are rewritten.
     """
     if dry_run:
-        return database.persist(using, lambda: _count(using, older_than), during="cleanup")
+        return database.persist(using, lambda: _count_all(using, older_than), during="cleanup")
     cleaned = Cleaned()
     database.persist(
         using, lambda: _prune(using, older_than, batch_size, cleaned, progress), during="cleanup"
@@ -61,7 +60,7 @@ def clean(
     if cleaned.calls or cleaned.attempts:
         events.emit("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
     if vacuum or vacuum_full:
-        database.vacuum(using, _table_names(), full=vacuum_full)
+        database.vacuum(using, _tables_to_vacuum(), full=vacuum_full)
     return cleaned
 
 
@@ -69,14 +68,14 @@ def overdue_for(using: str) -> timedelta:
     """For how long the call longest past its retention has been; zero where none is. By index."""
     late = timedelta(0)
     for status, cut in _cutoffs(using, None):
-        ended = _overdue(using, status, cut).order_by("finished_at_dt")
+        ended = _overdue_calls(using, status, cut).order_by("finished_at_dt")
         first = ended.values_list("finished_at_dt", flat=True).first()
         late = max(late, cut - first) if first else late
     return late
 
 
-def _count(using: str, older_than: timedelta | None) -> Cleaned:
-    calls = _count_calls(using, older_than)
+def _count_all(using: str, older_than: timedelta | None) -> Cleaned:
+    calls = _count_overdue(using, older_than)
     return Cleaned(
         calls=calls,
         attempts=sum(map(len, _spent_orphans(using, BATCH))),
@@ -84,8 +83,9 @@ def _count(using: str, older_than: timedelta | None) -> Cleaned:
     )
 
 
-def _count_calls(using: str, older_than: timedelta | None) -> int:
-    return sum(_overdue(using, status, cut).count() for status, cut in _cutoffs(using, older_than))
+def _count_overdue(using: str, older_than: timedelta | None) -> int:
+    cutoffs = _cutoffs(using, older_than)
+    return sum(_overdue_calls(using, status, cut).count() for status, cut in cutoffs)
 
 
 def _prune(
@@ -96,19 +96,19 @@ def _prune(
     progress: Progress | None,
 ) -> None:
     """Delete what is past retention, and add it to `cleaned`: a run that broke off is repeated."""
-    total = cleaned.calls + _count_calls(using, older_than) if progress else None
+    total = cleaned.calls + _count_overdue(using, older_than) if progress else None
     ledger_time.watch(using).settle()
     for status, cut in _cutoffs(using, older_than):
-        for ids in _batches(_overdue(using, status, cut), batch_size):
+        for ids in _keys_in_batches(_overdue_calls(using, status, cut), batch_size):
             _delete(using, ids, status, cut, cleaned)
             if progress:
                 progress(cleaned.calls, total)
     for orphans in _spent_orphans(using, batch_size):
         cleaned.attempts += database.delete_each(tables.CallAttempt, using, orphans)
     cleaned.holds += _ended_holds(using).delete()[0]
-    settings.forget_lapsed(using, _credited(using))
+    settings.forget_lapsed(using, _credited_time(using))
     tables.dispensers(using).filter(
-        seen_at__lt=_credited(using) - recovery.remembered_for(using)
+        seen_at__lt=_credited_time(using) - recovery.remembered_for(using)
     ).delete()
     after = 0
     while gone := untimed(using, partial(_delete_turns, using, after)):
@@ -124,16 +124,14 @@ def _cutoffs(using: str, older_than: timedelta | None) -> Iterator[tuple[int, da
             yield status, now - keep
 
 
-def _overdue(using: str, status: int, cut: datetime) -> Any:
+def _overdue_calls(using: str, status: int, cut: datetime) -> Any:
     ended = tables.calls(using).filter(status=status, finished_at_dt__lt=cut)
     return ended.filter(callback_pending=False)
 
 
-def _batches(rows: Any, size: int) -> Iterator[list[int]]:
+def _keys_in_batches(rows: Any, size: int) -> Iterator[list[int]]:
     """Primary keys in the order in which calls ended, `size` at a time; what is deleted in between
-    is not met again.
-
-    In the index's own order: by primary key a database might read all of them for each batch.
+    is not met again. In that order, of an index, no database reads all of them for each batch.
     """
     after = Q()
     while found := list(
@@ -148,12 +146,13 @@ def _batches(rows: Any, size: int) -> Iterator[list[int]]:
 
 def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
     """Delete these calls that are still past retention, and attempts that no window counts."""
-    calls, attempts = untimed(using, lambda: _delete_free(using, ids, status, cut))
+    calls, attempts = untimed(using, lambda: _delete_if_free(using, ids, status, cut))
     cleaned.calls += calls
     cleaned.attempts += attempts
 
 
-def _delete_free(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
+def _delete_if_free(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
+    """Those that nobody has locked; how many calls and how many attempts."""
     # By key alone: with the condition in it, a database might read all that it is true of.
     rows = database.locked(tables.calls(using).filter(pk__in=ids))
     seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
@@ -164,7 +163,7 @@ def _delete_free(using: str, ids: list[int], status: int, cut: datetime) -> tupl
     ]
     if not gone:  # all of them locked, or not what they were
         return 0, 0
-    spent = tables.attempts(using).filter(_spent(using), call_id__in=gone)
+    spent = tables.attempts(using).filter(_spent_condition(using), call_id__in=gone)
     attempts = list(spent.values_list("pk", flat=True))
     count = database.delete_each(tables.CallAttempt, using, attempts)
     return database.delete_each(tables.CallQueue, using, gone), count
@@ -172,12 +171,11 @@ def _delete_free(using: str, ids: list[int], status: int, cut: datetime) -> tupl
 
 def _spent_orphans(using: str, size: int) -> Iterator[list[int]]:
     """Attempts whose call is gone and that no limit counts any more; those among `size` at a time.
-
     Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the
     next few of all, it would join the tables anew each time.
     """
     calls = tables.calls(using).filter(pk=OuterRef("call_id"))
-    spent = tables.attempts(using).filter(_spent(using), ~Exists(calls))
+    spent = tables.attempts(using).filter(_spent_condition(using), ~Exists(calls))
     keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
     while last < newest:
@@ -187,15 +185,14 @@ def _spent_orphans(using: str, size: int) -> Iterator[list[int]]:
 
 
 def _ended_holds(using: str) -> Any:
-    return tables.holds(using).filter(until__lt=_credited(using) - timedelta(days=1))
+    return tables.holds(using).filter(until__lt=_credited_time(using) - timedelta(days=1))
 
 
 def _delete_turns(using: str, after: int) -> list[int]:
     """Delete the next turns of keys without ready calls that nobody has locked: of rules whose keys
-    take no turns any more. One whose call is ready just now is found by the next look for keys.
-    They; no more at once than passes may wait for.
+    take no turns any more. Their pks; no more at once than passes may wait for.
     """
-    database.end_if_silent(using, SILENT)
+    database.set_idle_timeout(using, SILENT)
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
     turns = tables.KeyTurn.objects.using(using).filter(~Exists(ready), pk__gt=after).order_by("pk")
@@ -204,24 +201,24 @@ def _delete_turns(using: str, after: int) -> list[int]:
     return spent
 
 
-def _spent(using: str) -> Q:
-    """The condition of attempts that no limit counts any more, of no rule that is unknown."""
-    now, book = _credited(using), settings.book_in_force(using)
+def _spent_condition(using: str) -> Q:
+    """The condition of attempts that no limit counts any more: of their rule, else of any."""
+    now, book = _credited_time(using), settings.book_in_force(using)
     rules_of: dict[int, list[str]] = {}
-    for rule, window in tallies.counted_for(book).items():
+    for rule, window in tallies.counting_times(book).items():
         rules_of.setdefault(window, []).append(rule)
-    longest = timedelta(microseconds=tallies.longest_window(book))
+    longest = timedelta(microseconds=tallies.longest_counting_time(book))
     spent = Q(finished_at__lt=now - longest)
     for window, rules in rules_of.items():
         spent |= Q(rule__in=rules, finished_at__lt=now - timedelta(microseconds=window))
     return spent
 
 
-def _credited(using: str) -> datetime:
-    """Ledger time, no further on than time went by since this began."""
+def _credited_time(using: str) -> datetime:
+    """Ledger time, read now, but no further on than this process's own clock since it began."""
     last, reading = ledger_time.watch(using).last, ledger_time.read(using)
     return from_us(reading.at if last is None else last.credit(reading))
 
 
-def _table_names() -> list[str]:
+def _tables_to_vacuum() -> list[str]:
     return [model._meta.db_table for model in (tables.CallQueue, tables.CallAttempt)]

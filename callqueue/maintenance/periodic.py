@@ -20,7 +20,6 @@ TASKS = (DISPENSER, "callqueue.recover_lost_calls", "callqueue.cleanup_call_queu
 def beat_schedule(*, interval: float = 1.0, queue: str | None = None) -> dict[str, dict[str, Any]]:
     """The schedule to add to CELERY_BEAT_SCHEDULE: the dispenser every `interval` seconds,
     recovery, and cleanup by night.
-
     `queue` is the Celery queue the tasks go to (None: Celery's default). A tick that no worker took
     in time is dropped.
     """
@@ -47,7 +46,7 @@ def beat_schedule(*, interval: float = 1.0, queue: str | None = None) -> dict[st
 def write(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Make or correct the row of each entry: its name -> "created", "changed" or "unchanged"."""
     with transaction.atomic():
-        return {name: _write(name, entry) for name, entry in entries.items()}
+        return {name: _write_row(name, entry) for name, entry in entries.items()}
 
 
 def remove(names: Iterable[str]) -> int:
@@ -60,7 +59,7 @@ def remove(names: Iterable[str]) -> int:
     return deleted.get(PeriodicTask._meta.label, 0)
 
 
-def written() -> list[str]:
+def names_written() -> list[str]:
     """The names of the rows that `callqueue_schedule` wrote."""
     if not apps.is_installed("django_celery_beat"):
         return []
@@ -70,7 +69,7 @@ def written() -> list[str]:
     return list(rows.order_by("name").values_list("name", flat=True))
 
 
-def enabled(task: str) -> list[str]:
+def names_enabled(task: str) -> list[str]:
     """The names of the enabled rows for this task; none where the tables do not exist."""
     from django_celery_beat.models import PeriodicTask
 
@@ -88,7 +87,7 @@ def scheduled(app: Any) -> list[tuple[str, str]]:
     return [(str(task), queue or "") for task, queue in found if task in TASKS]
 
 
-def _write(name: str, entry: Mapping[str, Any]) -> str:
+def _write_row(name: str, entry: Mapping[str, Any]) -> str:
     from django_celery_beat.models import PeriodicTask
 
     options = entry["options"]
@@ -96,7 +95,7 @@ def _write(name: str, entry: Mapping[str, Any]) -> str:
         "task": entry["task"],
         "queue": options.get("queue"),
         "expire_seconds": max(1, round(options["expires"])),
-        **_when(entry["schedule"]),
+        **_columns_of_schedule(entry["schedule"]),
     }
     if PeriodicTask.objects.filter(name=name, **columns).exists():
         return "unchanged"
@@ -104,7 +103,8 @@ def _write(name: str, entry: Mapping[str, Any]) -> str:
     return "created" if is_new else "changed"
 
 
-def _when(schedule: crontab | float) -> dict[str, Any]:
+def _columns_of_schedule(schedule: crontab | float) -> dict[str, Any]:
+    """Its crontab or interval, a row of its own, made where there is none."""
     from django_celery_beat.models import CrontabSchedule, IntervalSchedule
 
     if isinstance(schedule, crontab):

@@ -23,7 +23,7 @@ from callqueue.ledger import ledger_time, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
-from callqueue.security.withholding import clean, payload_of
+from callqueue.security.withholding import clean_of_secrets, payload_strings
 from callqueue.sending import disclosure
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def ask_due(using: str) -> int:
         if turn is None:
             continue
         try:
-            settled += _ask_of(using, rule, end)
+            settled += _ask_of_rule(using, rule, end)
         finally:
             with suppress(DatabaseError, InterfaceError):  # then it lapses
                 tables.rule_states(using).filter(rule=rule, reconciling_until=turn).update(
@@ -67,7 +67,7 @@ def _free_rules(using: str) -> list[str]:
     """The rules that have calls to be asked of, and that nobody asks of now, the oldest first."""
     if not _hooks():
         return []
-    due = set(_due(using).order_by().values_list("rule", flat=True).distinct())
+    due = set(_due_calls(using).order_by().values_list("rule", flat=True).distinct())
     rows = tables.rule_states(using).filter(rule__in=due, reconciling_until__isnull=False)
     until: dict[str, Any] = dict(rows.values_list("rule", "reconciling_until"))
     now = ledger_time.now(using)
@@ -84,8 +84,9 @@ def _take_turn(using: str, rule: str) -> datetime | None:
     return now + TURN if mine.update(reconciling_until=now + TURN) else None
 
 
-def _ask_of(using: str, rule: str, end: float) -> int:
-    due = _due(using).filter(rule=rule).order_by(F("reconcile_at").asc(nulls_first=True), "pk")
+def _ask_of_rule(using: str, rule: str, end: float) -> int:
+    of_rule = _due_calls(using).filter(rule=rule)
+    due = of_rule.order_by(F("reconcile_at").asc(nulls_first=True), "pk")
     settled = 0
     for call in database.persist(using, lambda: list(due[:BATCH]), during="reconcile"):
         if clocks.monotonic() < end and database.persist(
@@ -100,7 +101,7 @@ def _hooks() -> dict[str, Any]:
     return {name: rule.reconcile for name, rule in rules if rule.reconcile is not None}
 
 
-def _due(using: str) -> Any:
+def _due_calls(using: str) -> Any:
     unknown = tables.calls(using).unknown().exclude(method=states.PERMIT)  # whose call no hook sees
     rows = unknown.filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
     return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=LedgerNow()))
@@ -125,7 +126,7 @@ def _ask(using: str, call: CallQueue) -> bool:
         answer = _ask_hook(call)
         return database.persist(using, lambda: _believe(using, call, answer), during="reconcile")
     except BaseException as error:
-        why = _clean(call, texts.worded(error))[:300]
+        why = _without_secrets(call, texts.worded(error))[:300]
         events.emit("reconcile_failed", call_id=call.pk, rule=call.rule, reason=why)
         if isinstance(error, SoftTimeLimitExceeded):  # the task's, which has to end
             raise
@@ -146,14 +147,14 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
         status, why, changed = states.UNKNOWN, "the hook cannot tell yet", False
     elif isinstance(answer, Succeeded):
         status, why = states.DONE, "the provider has it"
-        changed = transitions.settle(using, call, status, "")
+        changed = transitions.end_unknown(using, call, status, "")
     elif isinstance(answer, GiveUp):
-        status, why = states.FAILED, _clean(call, answer.why)
-        changed = transitions.settle(using, call, status, why)
+        status, why = states.FAILED, _without_secrets(call, answer.why)
+        changed = transitions.end_unknown(using, call, status, why)
     elif isinstance(answer, RetryLater):
-        status, why, after = states.NEW, _clean(call, answer.why), answer.after or 0.0
+        status, why, after = states.NEW, _without_secrets(call, answer.why), answer.after or 0.0
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        changed = transitions.send_again(using, call, seconds)
+        changed = transitions.requeue_unknown(using, call, seconds)
     else:
         wanted = "it may return Succeeded, RetryLater, GiveUp or None"
         raise TypeError(f"the hook returned {type(answer).__name__}; {wanted}")
@@ -163,8 +164,10 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
     return changed
 
 
-def _clean(call: CallQueue, text: str) -> str:
+def _without_secrets(call: CallQueue, text: str) -> str:
     data: Any = call.call_data if isinstance(call.call_data, dict) else {}
     params, method = data.get("params"), str(data.get("method"))
-    payload = payload_of(method, params)
-    return clean(text, disclosure.values_of(method, params, rule=call.rule, key=call.key), payload)
+    payload = payload_strings(method, params)
+    return clean_of_secrets(
+        text, disclosure.secret_values_of(method, params, rule=call.rule, key=call.key), payload
+    )

@@ -17,7 +17,7 @@ from callqueue.database import MICROSECOND, from_us
 from callqueue.handlers import method_of
 from callqueue.ledger import holds, ledger_time, ready_calls, settings, tallies
 from callqueue.ledger.ledger_time import LedgerNow
-from callqueue.ledger.transaction import Locked, Pair, free_pairs, transaction
+from callqueue.ledger.transaction import Locked, Pair, lock_free_pairs, transaction
 from callqueue.states import Move
 from callqueue.transitions import Job, Result, after_loss
 
@@ -32,40 +32,40 @@ FEW = 50  # calls whose data is read at once: it may be large
 
 
 def recover(using: str) -> int:
-    """Do a round of all that time brings, every second or so; the count of changed calls."""
+    """Do one round of all that time brings; the count of changed calls."""
     return sum(one(using) for one in ALL)
 
 
 def void_unbegun(using: str) -> int:
-    """Undo attempts that no worker began in time: the message was lost, or nobody listens."""
+    """Void attempts that no worker began in time: the message was lost, or nobody listens."""
     overdue = tables.attempts(using).unbegun().filter(lease_until__lt=LedgerNow())
     ids = list(overdue.order_by("lease_until").values_list("pk", flat=True)[:MOST])
-    return transitions.undo(using, ids) if ids else 0
+    return transitions.void_and_log(using, ids) if ids else 0
 
 
 def end_lost(using: str) -> int:
     """End attempts that were begun and never answered, as their rules' `on_lost` says."""
     begun = tables.attempts(using).open().filter(started_at__isnull=False)
     overdue = begun.filter(lease_until__lt=LedgerNow()).order_by("lease_until")
-    ids = _to_end_here(using, overdue)
+    ids = _ids_to_end_here(using, overdue)
     if not ids:
         return 0
 
     def work(locked: Locked) -> tuple[int, list[Result]]:
-        pairs = _overdue_pairs(using, ids, locked.now)
-        _know_methods(using, [pair.call for pair in pairs if pair.call])
-        results = [_lost(pair.attempt, pair.call, locked) for pair in pairs if pair.call]
+        pairs = _lock_overdue(using, ids, locked.now)
+        _set_methods(using, [pair.call for pair in pairs if pair.call])
+        results = [_result_of_loss(pair.attempt, pair.call, locked) for pair in pairs if pair.call]
         attempt_ids = [pair.attempt.pk for pair in pairs]
         return transitions.lose(using, attempt_ids, results, SILENT, locked), results
 
     # Where leases seem to have ended because the clock has jumped, it looks again.
     changed, results = transaction(using, work)
-    _tell_of_lost(using, results)
+    _announce_lost(using, results)
     return changed
 
 
-def _to_end_here(using: str, overdue: Any) -> list[int]:
-    """The first of these, but for those whose rule only others know: theirs to say."""
+def _ids_to_end_here(using: str, overdue: Any) -> list[int]:
+    """The first of these attempts, but for those whose rule only others know: theirs to end."""
     found = list(overdue.values_list("pk", "rule")[:MOST])
     strange = {rule for _, rule in found} - conf.current().rules.keys()
     if strange and (theirs := strange & settings.known_rules(using)):
@@ -74,14 +74,14 @@ def _to_end_here(using: str, overdue: Any) -> list[int]:
     return [pk for pk, _ in found]
 
 
-def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
-    pairs = free_pairs(using, ids, begun=True)
+def _lock_overdue(using: str, ids: list[int], now: datetime) -> list[Pair]:
+    pairs = lock_free_pairs(using, ids, begun=True)
     leases = [(pair, pair.attempt.lease_until) for pair in pairs]
     return [pair for pair, lease_until in leases if lease_until is not None and lease_until < now]
 
 
-def _know_methods(using: str, calls: Sequence[Any]) -> None:
-    """Have these calls the methods that their workers made, by their data as begin read it."""
+def _set_methods(using: str, calls: Sequence[Any]) -> None:
+    """Set the methods in memory, as begin does, by the calls' data, which it reads."""
     for at in range(0, len(calls), FEW):
         few = {call.pk: call for call in calls[at : at + FEW]}
         data = tables.calls(using).filter(pk__in=few)
@@ -89,13 +89,13 @@ def _know_methods(using: str, calls: Sequence[Any]) -> None:
             few[pk].method = method_of(call_data, few[pk].method)
 
 
-def _lost(attempt: Any, call: Any, locked: Locked) -> Result:
+def _result_of_loss(attempt: Any, call: Any, locked: Locked) -> Result:
     rule = conf.current().rules.get(call.rule)
     why = SILENT if rule is not None else f"{SILENT}; the rule {call.rule!r} is gone"
     return after_loss(Job(attempt, call, locked.reading, rule), why, locked.wall)
 
 
-def _tell_of_lost(using: str, results: list[Result]) -> None:
+def _announce_lost(using: str, results: list[Result]) -> None:
     ended: dict[int, list[int]] = {}
     for result in results:
         name = conf.NAMES_OF_STATUS[result.status]
@@ -103,7 +103,7 @@ def _tell_of_lost(using: str, results: list[Result]) -> None:
         if result.status in states.FINAL:
             ended.setdefault(result.status, []).append(result.job.call.id)
     for status, ids in ended.items():
-        callbacks.tell(using, ids, status)
+        callbacks.log_and_announce(using, ids, status)
 
 
 def expire(using: str) -> int:
@@ -174,6 +174,7 @@ def stated_by(using: str, name: str) -> str:
 
 
 def take_leave(using: str, name: str) -> None:
+    """Say that this dispenser has gone, and holds no opinion any more."""
     tables.dispensers(using).filter(pk=name).update(digest="")
 
 
@@ -185,7 +186,6 @@ def has_others(using: str, name: str) -> bool:
 def has_gone_back(using: str, name: str, last: Sign) -> bool:
     """Whether the database has forgotten this dispenser's last sign of life: it is a backup, or a
     copy that lagged behind.
-
     A row that is gone proves nothing where the ledger still has the attempt that was its newest
     then, or where others may have pruned the row for its age.
     """
@@ -210,7 +210,7 @@ def _has_lost_newest(using: str, last: Sign) -> bool:
         return False
     _, released_at, rule = last.newest
     book = settings.book_in_force(using)
-    window = tallies.counted_for(book).get(rule, tallies.MARGIN)
+    window = tallies.counting_times(book).get(rule, tallies.MARGIN)
     return ledger_time.now(using) - released_at < timedelta(microseconds=window)
 
 
@@ -224,7 +224,7 @@ def remembered_for(using: str) -> timedelta:
     """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),
-        timedelta(microseconds=tallies.longest_window(settings.book_in_force(using))),
+        timedelta(microseconds=tallies.longest_counting_time(settings.book_in_force(using))),
     )
 
 

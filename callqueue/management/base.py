@@ -57,7 +57,7 @@ class CallQueueCommand(BaseCommand):
         using = str(CallQueue.objects.db_for_write) if alias is None else alias
         if using not in connections:
             raise wrong_use(f"--database: there is no {using!r} in DATABASES")
-        database.connect_within(using, PATIENCE)
+        database.set_connect_timeout(using, PATIENCE)
         try:
             if self.is_repeatable:
                 database.persist(

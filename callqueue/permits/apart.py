@@ -34,7 +34,7 @@ STUCK = 2.0
 
 
 def apart(using: str, work: Callable[[], T]) -> T:
-    """What `work` returns, or raises. CallQueueError on SQLite inside `transaction.atomic()`."""
+    """Do it outside the caller's transaction; what it returns. CallQueueError on SQLite in one."""
     if not is_in_callers_transaction(using):
         return work()
     if database.is_sqlite(using):
@@ -42,7 +42,7 @@ def apart(using: str, work: Callable[[], T]) -> T:
             "a permit cannot be taken inside transaction.atomic() on SQLite, which lets one"
             " connection write at a time: take it outside, or send the call through the queue"
         )
-    done = _hand_over(using, work)
+    done = _hand_to_keeper(using, work)
     try:
         wait([done])
     except BaseException:
@@ -52,11 +52,11 @@ def apart(using: str, work: Callable[[], T]) -> T:
 
 
 def write_apart(using: str, work: Callable[[], Any]) -> None:
-    # What waits for rows that the caller's transaction has locked is done once that has ended.
+    """As `apart`, but wait for PATIENCE at most: what waits for the caller's locks is done then."""
     if not is_in_callers_transaction(using) or database.is_sqlite(using):
         work()
         return
-    done = _hand_over(using, work)
+    done = _hand_to_keeper(using, work)
     if wait([done], PATIENCE).done:
         done.result()
 
@@ -86,12 +86,12 @@ class _Keeper:
     def _run(self) -> None:
         self.connection = connections[self.using]
         try:
-            while (wanted := self._next()) is not None:
-                self._do(*wanted)
+            while (wanted := self._next_work()) is not None:
+                self._do_work(*wanted)
         finally:
             self._disconnect()
 
-    def _next(self) -> _Work | None:
+    def _next_work(self) -> _Work | None:
         with suppress(Empty):
             return self.waiting.get(timeout=IDLE)
         with _lock, suppress(Empty):
@@ -100,7 +100,7 @@ class _Keeper:
             return self.waiting.get_nowait()
         return None
 
-    def _do(self, work: Callable[[], Any], context: Context, done: Future[Any]) -> None:
+    def _do_work(self, work: Callable[[], Any], context: Context, done: Future[Any]) -> None:
         self.began = time.monotonic()
         if self.connection.connection is not None and not self.connection.is_usable():
             self._disconnect()  # it was cut since it was used last
@@ -118,7 +118,7 @@ class _Keeper:
             self.connection.close()
 
 
-def _hand_over(using: str, work: Callable[[], T]) -> Future[T]:
+def _hand_to_keeper(using: str, work: Callable[[], T]) -> Future[T]:
     done = Future[T]()
     with _lock:
         keeper = _keepers.get(using)
@@ -132,7 +132,7 @@ def _hand_over(using: str, work: Callable[[], T]) -> Future[T]:
 
 
 def _after_fork() -> None:
-    """Have a child forget these threads, and keep their connections open: they are the parent's."""
+    """Have a child forget the keepers, and leave their connections open: they are the parent's."""
     _of_parents.extend(_keepers.values())
     _keepers.clear()
     _lock.release()

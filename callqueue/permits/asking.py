@@ -40,20 +40,18 @@ class Options:
     label: str = ""
 
     def wanted(self, url: str | None = None) -> Wanted:
-        """Check what was asked for. InvalidCall naming the argument, or UnknownRule.
-
-        Somebody waits for it: where no priority is given, it is one above the rule's, so no backlog
-        of its calls goes before it.
+        """Check what was asked for. InvalidCall naming the argument, or UnknownRule. Somebody waits
+        for it: where no priority is given, it is one above the rule's, before any backlog.
         """
         config = conf.current()
         name = self.rule if self.rule is not None else rule_of(url) or "default"
         rule, priority, lease = config.rule(name), self.priority, self.lease
         priority = min(rule.priority + 1, HIGHEST) if priority is None else priority
         request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)
-        label = _label(self.label)
+        label = _checked_label(self.label)
         shown = "" if config.encryption_keys else label  # in lists, which are not encrypted
         call = {
-            **intake.columns_given(request, name, config),
+            **intake.checked_columns(request, name, config),
             "method": states.PERMIT,
             "call_data": {"method": states.PERMIT, "params": {"label": label}},
             "path": shown,
@@ -61,8 +59,8 @@ class Options:
         return Wanted(
             call,
             rule,
-            wait=None if self.wait is None else _seconds("wait", self.wait, least=0.0),
-            lease=config.lease(rule) if lease is None else _seconds("lease", lease, least=0.1),
+            wait=None if self.wait is None else _as_seconds("wait", self.wait, least=0.0),
+            lease=config.lease(rule) if lease is None else _as_seconds("lease", lease, least=0.1),
         )
 
 
@@ -79,13 +77,13 @@ def rule_of(url: str | None) -> str | None:
     return intake.rule_of_host(host, conf.current())
 
 
-def _seconds(name: str, value: Any, least: float) -> float:
+def _as_seconds(argument: str, value: Any, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value:
-        raise InvalidCall(name, f"must be a number of seconds, {least:g} or more")
+        raise InvalidCall(argument, f"must be a number of seconds, {least:g} or more")
     return float(min(value, 366 * 86400))
 
 
-def _label(label: Any) -> str:
+def _checked_label(label: Any) -> str:
     if not isinstance(label, str):
         raise InvalidCall("label", "must be a string")
     return storable(label)[:LONGEST_LABEL]

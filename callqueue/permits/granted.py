@@ -67,12 +67,13 @@ class Permit:
         said = storable(reason(why))[:LONGEST_MESSAGE]
         self._why = said or "throttled"
         verdict = HoldUntil(until, said, scope=scope)
-        result = judging.of_value(self.job, verdict)
+        result = judging.result_of_value(self.job, verdict)
         self._write(lambda: self._lay_hold(result))
 
     # --- its end
 
     def result_of(self, error: BaseException | None) -> Result:
+        """How it ends where its block raised this, or nothing; as throttled where `hold` was."""
         job = self.job
         if self._why is not None:
             result = transitions.after_giving_up(job, self._why, states.THROTTLED)
@@ -86,7 +87,7 @@ class Permit:
         return result
 
     def keep_answer(self, result: Result) -> None:
-        """Keep this answer, whose body is still under way: the permit ends so, but later."""
+        """Lay this answer's hold, and say that it was sent: it ends so once its body has come."""
         self._write(lambda: self._lay_hold(result))
         self._write(self._tell_sent)
 
@@ -97,22 +98,22 @@ class Permit:
     # --- what is written of it, where it is still its own: recovery ends what outlives its lease
 
     @property
-    def _row(self) -> dict[str, Any]:
+    def _own_row(self) -> dict[str, Any]:
         return {"pk": self.job.attempt.id, "worker": self.job.attempt.worker}
 
     def _tell_sent(self) -> None:
         def work(locked: Locked) -> datetime | None:
-            told = transitions.tell(self._using, [{**self._row, "sent_at": locked.now}])
+            told = transitions.tell(self._using, [{**self._own_row, "sent_at": locked.now}])
             return locked.now if told else None
 
         self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at
 
     def _settle(self, cost: Any) -> None:
         """Correct its cost after its end: tallies and levels that count it as it was are told."""
-        row = tables.attempts(self._using).filter(**self._row)
+        row = tables.attempts(self._using).filter(**self._own_row)
 
         def work() -> None:
-            _forget_levels(self._using, self.job.call.rule)
+            _have_levels_recounted(self._using, self.job.call.rule)
             found = database.locked(row, wait=True).values("cost", "charged", "correction_pending")
             for known in found:
                 believed = known["charged"] if known["correction_pending"] else known["cost"]
@@ -129,7 +130,7 @@ class Permit:
 
     def _lay_hold(self, result: Result) -> None:
         if result.hold is not None:
-            recorder.lay(self._using, result)
+            recorder.lay_hold(self._using, result)
 
     def _end(self, result: Result) -> None:
         """Record the end. A permit is never retried: what a call is retried for has failed."""
@@ -145,8 +146,8 @@ class Permit:
         )
         # Should a crash of the database undo it, the permit is charged until its lease ends.
         is_lazy = result.cost in (None, job.attempt.cost)
-        if recorder.write(self._using, [final], lazily=is_lazy):
-            breaker.observe(self._using, [result])
+        if recorder.record_once(self._using, [final], lazily=is_lazy):
+            breaker.trip_where_failing(self._using, [result])
         elif result.cost not in (None, job.call.cost):
             self._settle(result.cost)
 
@@ -187,12 +188,13 @@ class AsyncPermit(Permit):
 
         self._last = loop.create_task(after_the_last())
 
-    async def written(self) -> None:
+    async def wait_until_written(self) -> None:
         if self._last is not None:
             await asyncio.shield(self._last)
 
 
-def _forget_levels(using: str, rule: str) -> None:
+def _have_levels_recounted(using: str, rule: str) -> None:
+    """By the next pass: the memos of the rule's group, which it locks, lose their levels."""
     book = settings.book_in_force(using)
     group = book.groups.get(rule, ())
     if any(budget.limit.keeps_level for budget in book.group_budgets(group)):

@@ -47,7 +47,7 @@ class _Transport:
 
     def _sender(self, request: Any) -> Any:
         if self._inner is None:
-            self._inner = getattr(_library(request), self._default)(**self._of_transport)
+            self._inner = getattr(_library_of(request), self._default)(**self._of_transport)
         return self._inner
 
     def _wanted(self, request: Any) -> Wanted | None:
@@ -75,7 +75,7 @@ class PermitTransport(_Transport, BaseTransport):
         except BaseException as error:
             permit.end_with(permit.result_of(error))
             raise
-        _answered(permit, request, response)
+        _end_with_answer(permit, request, response)
         return response
 
     def close(self) -> None:
@@ -103,10 +103,10 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
             response = await sender.handle_async_request(request)
         except BaseException as error:
             permit.end_with(permit.result_of(error))
-            await permit.written()
+            await permit.wait_until_written()
             raise
-        _answered(permit, request, response)
-        await permit.written()
+        _end_with_answer(permit, request, response)
+        await permit.wait_until_written()
         return response
 
     async def aclose(self) -> None:
@@ -120,7 +120,7 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
         await self.aclose()
 
 
-def _answered(permit: Permit, request: Any, response: Any) -> None:
+def _end_with_answer(permit: Permit, request: Any, response: Any) -> None:
     """End the permit, now or once the client has read the body or closes it."""
     status, url = response.status_code, str(request.url)
 
@@ -133,12 +133,12 @@ def _answered(permit: Permit, request: Any, response: Any) -> None:
         end(response.content if wants_body else b"", is_cut=False)
     elif wants_body:
         permit.sent()
-        response.stream = _body(response)(response, permit, end)
+        response.stream = _body_class(response)(response, permit, end)
     elif transport.is_charged_until_read(permit):
         told = transport.as_response(status, response.headers, b"", url)
         result = transport.judged(permit, told)
         permit.keep_answer(result)
-        response.stream = _body(response)(
+        response.stream = _body_class(response)(
             response, permit, lambda *_, **__: permit.end_with(result)
         )
     else:
@@ -146,7 +146,7 @@ def _answered(permit: Permit, request: Any, response: Any) -> None:
 
 
 class _Body:
-    """Kept as the client reads it, at its beginning; the permit ends with it."""
+    """The stream of a response: as the client reads it, its beginning is kept; then, `end`."""
 
     def __init__(self, response: Any, permit: Permit, end: Callable[..., None]) -> None:
         self._response, self._stream, self._permit = response, response.stream, permit
@@ -179,7 +179,7 @@ class _Body:
         finally:
             self._end_once()
             if isinstance(self._permit, AsyncPermit):
-                await self._permit.written()
+                await self._permit.wait_until_written()
 
     def _keep(self, part: bytes) -> None:
         self._start += part[: max(0, self._room + 1 - len(self._start))]
@@ -191,8 +191,8 @@ class _Body:
             end(body, is_cut=is_cut)
 
     def _decoded(self) -> tuple[bytes, bool]:
-        """The body up to MAX_RESPONSE_BYTES, whether that is not all; as it came if headers lie."""
-        library, found, start = _library(self._response), bytearray(), bytes(self._start)
+        """The body up to MAX_RESPONSE_BYTES, as it came if headers lie; whether it is cut."""
+        library, found, start = _library_of(self._response), bytearray(), bytes(self._start)
         pieces = (start[at : at + _PIECE] for at in range(0, len(start), _PIECE))
         is_cut = not self._is_whole or len(start) > self._room
         try:
@@ -207,15 +207,15 @@ class _Body:
 
 
 @cache
-def _body_of(library: Any) -> type[_Body]:
+def _body_class_of_library(library: Any) -> type[_Body]:
     kinds = (_Body, library.SyncByteStream, library.AsyncByteStream)
     return type("Body", kinds, {})
 
 
-def _body(response: Any) -> type[_Body]:
-    return _body_of(_library(response))
+def _body_class(response: Any) -> type[_Body]:
+    return _body_class_of_library(_library_of(response))
 
 
-def _library(one: Any) -> Any:
-    names = (kind.__module__.partition(".")[0] for kind in type(one).__mro__)
+def _library_of(message: Any) -> Any:
+    names = (kind.__module__.partition(".")[0] for kind in type(message).__mro__)
     return sys.modules[next(name for name in names if name in ("httpx", "httpx2"))]

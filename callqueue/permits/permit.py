@@ -70,6 +70,7 @@ class permit:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> Any:
+        """End and return the permit that this thread and task entered last, else anybody's."""
         who = _thread_and_task()  # frameworks leave a block in another thread than they entered it
         own = [one for one in self._entered if one[0] == who] or self._entered
         if not own:
@@ -94,7 +95,7 @@ class apermit(permit):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._end(error).written()
+        await self._end(error).wait_until_written()
 
     def __enter__(self) -> Permit:
         raise TypeError("apermit is for `async with`; use permit in a `with`")
@@ -126,25 +127,25 @@ def permitted(
         name = getattr(function, "__qualname__", "") if label is None else label
         options = Options(rule, key, cost, priority, wait, lease, name)
 
-        def entering(kind: type[permit], args: Any, kwargs: Any) -> Any:
-            def of(value: Any) -> Any:
+        def permit_for(kind: type[permit], args: Any, kwargs: Any) -> Any:
+            def resolved(value: Any) -> Any:
                 return value(*args, **kwargs) if callable(value) else value
 
-            given = replace(options, key=of(key), cost=of(cost))
-            return kind(url=of(url), **vars(given))
+            given = replace(options, key=resolved(key), cost=resolved(cost))
+            return kind(url=resolved(url), **vars(given))
 
         if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
 
             @wraps(function, updated=())
             async def within_apermit(*args: Any, **kwargs: Any) -> Any:
-                async with entering(apermit, args, kwargs):
+                async with permit_for(apermit, args, kwargs):
                     return await function(*args, **kwargs)
 
             return within_apermit  # type: ignore[return-value]
 
         @wraps(function, updated=())
         def within_permit(*args: Any, **kwargs: Any) -> Any:
-            with entering(permit, args, kwargs):
+            with permit_for(permit, args, kwargs):
                 if isawaitable(found := function(*args, **kwargs)):
                     getattr(found, "close", bool)()
                     raise TypeError("permitted: it gives an awaitable; decorate an `async def`")
@@ -156,23 +157,24 @@ def permitted(
 
 
 def begin(asked: Wanted) -> Permit:
-    """A permit whose slot is open; this thread waits for it."""
+    """A permit whose slot is open; this thread waits for it. NotNow where none is to be had."""
     for _ in range(TRIES):
         waiter = Waiter(asked)
         try:
             while not isinstance(found := waiter.step(), Job):
                 sleep(found)
-            while (left := waiter.until_slot()) > 0:
+            while (left := waiter.seconds_until_slot()) > 0:
                 sleep(left)
         except BaseException:
             waiter.withdraw()
             raise
-        if _is_in_time(found):
+        if _lease_runs(found):
             return Permit(waiter.using, found)
     raise NotNow(None, STANDS_STILL)
 
 
 async def abegin(asked: Wanted) -> AsyncPermit:
+    """As `begin`, while a coroutine waits."""
     for _ in range(TRIES):
         waiter, stepping = Waiter(asked), None
         try:
@@ -181,12 +183,12 @@ async def abegin(asked: Wanted) -> AsyncPermit:
                 await _sleep(found)
                 stepping = asyncio.ensure_future(sync_to_async(waiter.step)())
                 found = await asyncio.shield(stepping)
-            while (left := waiter.until_slot()) > 0:
+            while (left := waiter.seconds_until_slot()) > 0:
                 await _sleep(left)
         except BaseException:
             await asyncio.shield(_withdraw(waiter, stepping))
             raise
-        if _is_in_time(found):
+        if _lease_runs(found):
             return AsyncPermit(waiter.using, found)
     raise NotNow(None, STANDS_STILL)
 
@@ -204,7 +206,7 @@ async def _sleep(seconds: float) -> None:
         sleep(seconds)
 
 
-def _is_in_time(job: Job) -> bool:
+def _lease_runs(job: Job) -> bool:
     return clocks.monotonic() < job.lease_ends  # a process may have stood still since
 
 

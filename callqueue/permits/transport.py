@@ -28,9 +28,9 @@ def wanted(options: Options, url: str) -> Wanted | None:
 
 
 def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False) -> Result:
-    """What this answer makes of the permit. `is_cut`: its body is the beginning of what came."""
+    """How this answer ends the permit. `is_cut`: its body is the beginning of what came."""
     answer = Answer(response, None, sent=True, truncated=is_cut)
-    return scrubbed(judging.of_answer(permit.job, answer), ())
+    return scrubbed(judging.result_of_answer(permit.job, answer), ())
 
 
 def as_response(status: int, headers: Any, body: bytes | None, url: str) -> Any:
@@ -102,13 +102,13 @@ class PermitAdapter(HTTPAdapter):
         result = judged(permit, told)
         if stream and is_charged_until_read(permit):
             permit.keep_answer(result)
-            _after(response.raw, lambda: permit.end_with(result))
+            _call_on_release(response.raw, lambda: permit.end_with(result))
         else:
             permit.end_with(result)
         return response
 
 
-def _after(raw: Any, end: Callable[[], object]) -> None:
+def _call_on_release(raw: Any, end: Callable[[], object]) -> None:
     """Call `end` once, when the connection is let go: all of the body has come, or it is closed."""
     release, owed = raw.release_conn, [end]
 

@@ -52,7 +52,7 @@ IN_THE_WAY = "other passes over the rule were in the way"
 STANDS_STILL = "this process stands still for longer than the lease"
 
 
-class Seen(NamedTuple):
+class RowSeen(NamedTuple):
     status: int
     why: str
     attempt_id: int | None  # what it was charged as
@@ -66,13 +66,13 @@ def now() -> float:
 
 class Waiter:
     """One permit that is waited for. Call `step` until it gives a Job, whose slot opens in
-    `until_slot` seconds; `withdraw` where nobody wants it any more.
+    `seconds_until_slot` seconds; `withdraw` where nobody wants it any more.
     """
 
     def __init__(self, wanted: Wanted) -> None:
         self.using: str = router.db_for_write(tables.CallQueue)
         self.wanted, self.wait = wanted, wanted.wait
-        self.worker = f"{states.OF_PERMITS}{claim.name_worker()}"
+        self.worker = f"{states.OF_PERMITS}{claim.new_worker_name()}"
         self.rule, self.key = wanted.call["rule"], wanted.call["key"]
         self.priority: int = wanted.call["priority"]
         self._takes_turns = bool(self.key) or any(one.is_keyed for one in wanted.rule.limits)
@@ -85,7 +85,7 @@ class Waiter:
         self._is_passing = self._is_in_doubt = False  # a pass is under way; its end is not known
         self._waits: bool | None = None  # in the last pass; None: that had not the rules
         self._has_given_up = False
-        self._stands = False  # its row is in line, and its key has had news
+        self._is_in_line = False  # its row is in line, and its key has had news
         self._is_outdated = False  # the last pass went by settings of the past
         self._streak = NO_STREAK
         self.passed_at, self._pause_of_pass = now(), 0.0
@@ -100,7 +100,7 @@ class Waiter:
         if not self._has_given_up:
             apart(self.using, lambda: database.persist(self.using, self._withdraw, during="permit"))
 
-    def until_slot(self) -> float:
+    def seconds_until_slot(self) -> float:
         return max(0.0, self._slot_at - now())
 
     @property
@@ -108,28 +108,28 @@ class Waiter:
         return None if self.wait is None else max(0.0, self.began + self.wait - now())
 
     @property
-    def pass_at(self) -> float:
+    def next_pass_at(self) -> float:
         """When its own next pass is; the first in line makes them for all."""
         if not self.ahead or not self.passes:
             return self.passed_at + self._pause_of_pass
-        rest = _within(REVIEW, (self._opens_at - self.passed_at) / PART)
+        rest = _bounded(REVIEW, (self._opens_at - self.passed_at) / PART)
         return self.passed_at + min(LONGEST, max(rest, self._pause_of_pass) * (1 + self.ahead))
 
     # --- one step
 
     def _step(self) -> Job | float:
-        if (seconds := self._settles_in()) > 0 and self.passes == 0:
+        if (seconds := self._clock_settles_in()) > 0 and self.passes == 0:
             return seconds
-        found = self._pass() if now() >= self.pass_at else self._look()
+        found = self._charge_by_pass() if now() >= self.next_pass_at else self._look_at_row()
         if found is not None:
             return found
         if self._patience is not None and self._patience <= 0:
             return self._give_up()
         if now() >= self._beat_at:
             self._beat()
-        return self._pause()
+        return self._seconds_until_step()
 
-    def _settles_in(self) -> float:
+    def _clock_settles_in(self) -> float:
         if database.in_transaction(self.using):
             return 0.0
         left = ledger_time.watch(self.using).settles_in()
@@ -142,20 +142,21 @@ class Waiter:
             return self.left
         return self.began + self.wait + AT_ONCE - now()
 
-    def _look(self) -> Job | None:
+    def _look_at_row(self) -> Job | None:
+        """The job, which it begins, where a pass has charged it; NotNow where it has ended."""
         if self.pk is None or self.due_at is None:
             return None
         reading = ledger_time.watch(self.using).last
         shown = self.due_at
         if reading is not None:
             shown = from_us(reading.latest(clocks.monotonic()) + reading.moved)
-        seen = self._seen(self.pk, self.due_at, shown)
+        seen = self._read_row(self.pk, self.due_at, shown)
         if seen is None or seen.status == states.EXPIRED:  # it was taken for dead: it waits again
-            self._stand_anew()
+            self._leave_line()
         elif seen.status in states.WAITING:
             self.ahead = seen.ahead
         elif seen.attempt_id is not None:
-            return self._take_up(seen.attempt_id)
+            return self._begin_charged(seen.attempt_id)
         elif seen.status != states.DISPATCHED:
             self._has_given_up = True
             if seen.status == states.FAILED and seen.why.startswith("cost: "):
@@ -164,44 +165,46 @@ class Waiter:
             raise NotNow(None, why.get(seen.status, seen.why))
         return None
 
-    def _stand_anew(self) -> None:
-        """Forget its row, which is gone: the next pass has another, in the old place."""
+    def _leave_line(self) -> None:
+        """Forget its row, which is gone: the next pass makes another, in the old place."""
         self.pk, self._identity, self.passed_at, self.ahead = None, uuid4(), 0.0, 0
-        self._stands = False
+        self._is_in_line = False
 
-    def _take_up(self, attempt_id: int) -> Job | None:
+    def _begin_charged(self, attempt_id: int) -> Job | None:
         return self._accept(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
 
     def _accept(self, jobs: Sequence[Job]) -> Job | None:
+        """The one begun job, if it is fit; an unfit one is recorded, and NotNow raised."""
         if not jobs:
             return None
         (job,) = jobs
         if job.unfit is None:
-            opens = job.slot_opens()
+            opens = job.slot_opens_at()
             self._slot_at = 0.0 if opens is None else opens + now() - clocks.monotonic()
             return job
-        recorder.write(self.using, [judging.unfit(job)])
+        recorder.record_once(self.using, [judging.result_of_unfit(job)])
         if job.unfit != claim.EXPIRED:
             self._has_given_up = True
             raise NotNow(None, job.unfit)
-        self._stand_anew()
+        self._leave_line()
         return None
 
     # --- its own passes
 
-    def _pass(self) -> Job | None:
+    def _charge_by_pass(self) -> Job | None:
+        """Make a pass, or look at what another's has done; the job, if it is charged and begun."""
         done = self._make_pass()
         if done is None:
-            return self._look()
+            return self._look_at_row()
         if done.begun is not None:
             own, lease = done.begun, self.wanted.lease
             return self._accept(claim.take_begun(self.using, own.rows, own.reading, lease))
         if self._waits is False:  # it waits no more, or somebody has locked its row
             self.passed_at, self._pause_of_pass = now(), LOOK
-            return self._look()
-        self._note(done)
+            return self._look_at_row()
+        self._plan_next_pass(done)
         if not self._waits:  # another pass has the rules, and perhaps charges it
-            return self._look()
+            return self._look_at_row()
         self._end_overdue()
         return None
 
@@ -209,7 +212,7 @@ class Waiter:
         """Make a pass; None where an earlier one, whose end was not known, has left a row."""
         using, wanted, before = self.using, self.wanted, self.pk
         if self._is_in_doubt and self.pk is None:
-            self.pk = before = self._found()
+            self.pk = before = self._find_row()
             if self.pk is not None:
                 self._is_in_doubt = False
                 return None
@@ -225,8 +228,8 @@ class Waiter:
             self.priority,
             wanted.lease,
             lead,
-            self._stand,
-            is_new=not self._stands,
+            self._get_in_line,
+            is_new=not self._is_in_line,
         )
         self._is_passing, self._waits = True, None
         try:
@@ -236,7 +239,7 @@ class Waiter:
                 book,
                 last=self._streak,
                 taker=Taker(self.worker, claim.READS),
-                maker=maker,
+                own_call=maker,
             )
             release_pass.tell_of_unfit(using, done)
         except BaseException:
@@ -248,13 +251,13 @@ class Waiter:
         if self._is_outdated:  # it was undone, and its row with it
             self.pk, self._waits = before, None
         elif self._waits is not None:  # who has the rules' rows sees what was committed
-            self._is_in_doubt, self._stands = False, self._stands or self._waits
+            self._is_in_doubt, self._is_in_line = False, self._is_in_line or self._waits
         return done
 
-    def _stand(self, at: datetime) -> int | None:
-        """Have its row wait; its key, None where it waits no more or is locked: no pass waits."""
+    def _get_in_line(self, at: datetime) -> int | None:
+        """Have its row wait, in a pass too; its pk, None where it waits no more or is locked."""
         if self._is_in_doubt and self.pk is None:
-            self.pk = self._found()  # its commit has come through since, perhaps
+            self.pk = self._find_row()  # its commit has come through since, perhaps
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
         until = at + timedelta(seconds=within)
         self._beat_at = now() + BEAT
@@ -265,8 +268,8 @@ class Waiter:
         if not self._waits:
             return None
         if self.pk is None:
-            self.pk = self._insert(self.due_at, until)
-        if not self._is_passing and not self._stands:  # else a pass does, where keys take turns
+            self.pk = self._insert_row(self.due_at, until)
+        if not self._is_passing and not self._is_in_line:  # else a pass does, where keys take turns
             ready_calls.tell_of_keys(self.using, [self.pk])
         return self.pk
 
@@ -280,17 +283,17 @@ class Waiter:
             with database.writing(self.using):
                 at = database.clock(self.using)
                 over = at + timedelta(seconds=ALIVE)  # due when it has expired: never ready
-                self.due_at, self.pk = self.due_at or at, self._insert(over, over, ready=False)
+                self.due_at, self.pk = self.due_at or at, self._insert_row(over, over, ready=False)
         with database.writing(self.using):
-            stands = self._stand(database.clock(self.using)) is not None
-        self._stands |= stands
+            stands = self._get_in_line(database.clock(self.using)) is not None
+        self._is_in_line |= stands
         self._wake_key()  # by itself: passes wait for who has a key's turn, and this one may freeze
 
     def _wake_key(self) -> None:
         if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
             ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
 
-    def _note(self, done: Pass) -> None:
+    def _plan_next_pass(self, done: Pass) -> None:
         """Set the next pass just before a slot opens; where that is unknown, ever later."""
         look, self._streak, self.passed_at = done.next_look, done.next_look.streak, now()
         if self._waits is None:  # somebody else has the rules, or the settings are not agreed on
@@ -301,13 +304,13 @@ class Waiter:
         if left is None:
             left = 0.0 if look.on_answer else PAUSED
         self._opens_at = now() + left
-        pause = _within(REVIEW, left / PART) * random.uniform(0.75, 1.25)
+        pause = _bounded(REVIEW, left / PART) * random.uniform(0.75, 1.25)
         if done.opens_in is not None:
             pause = min(pause, max(0.001, left) + random.uniform(0.0, 0.01))
         elif look.on_answer:
-            pause = min(pause, _growing(ANSWERS, self.passes))
+            pause = min(pause, _growing_pause(ANSWERS, self.passes))
         if look.goes_on:
-            pause = min(pause, _growing(BUSY, self.passes))
+            pause = min(pause, _growing_pause(BUSY, self.passes))
         self._pause_of_pass = pause
 
     def _end_overdue(self) -> None:
@@ -319,10 +322,10 @@ class Waiter:
             recovery.void_unbegun(self.using)
             recovery.expire(self.using)
 
-    def _pause(self) -> float:
+    def _seconds_until_step(self) -> float:
         left = self._opens_at - now()
-        until_look = max(LOOK * max(1.0, self.ahead / NEAR), min(left, _within(REST, left / PART)))
-        until = min(until_look, max(0.0, self.pass_at - now()))
+        until_look = max(LOOK * max(1.0, self.ahead / NEAR), min(left, _bounded(REST, left / PART)))
+        until = min(until_look, max(0.0, self.next_pass_at - now()))
         if self.left:
             until = min(until, self.left)
         return max(0.001, until)
@@ -330,16 +333,17 @@ class Waiter:
     # --- the end of the wait
 
     def _give_up(self) -> Job:
-        self.pk = self._settled()
-        until, reason = self._expected()
-        if self.pk is not None and not self._forget(self.pk):
-            if (job := self._look()) is not None:
+        """Raise NotNow; the job, where it was charged just now."""
+        self.pk = self._row_when_settled()
+        until, reason = self._forecast()
+        if self.pk is not None and not self._delete_row(self.pk):
+            if (job := self._look_at_row()) is not None:
                 return job
             self._withdraw()
         self._has_given_up = True
         raise NotNow(until, reason)
 
-    def _expected(self) -> tuple[datetime | None, str]:
+    def _forecast(self) -> tuple[datetime | None, str]:
         call = None
         if self.passes and self.pk is not None:
             call = tables.calls(self.using).filter(pk=self.pk).first()
@@ -349,25 +353,25 @@ class Waiter:
         return found.release_at, found.reason
 
     def _withdraw(self) -> None:
-        pk = self._settled()
-        if pk is None or self._forget(pk) or transitions.cancel(self.using, [pk]):
+        pk = self._row_when_settled()
+        if pk is None or self._delete_row(pk) or transitions.cancel(self.using, [pk]):
             return
         attempts = tables.attempts(self.using).open().filter(call_id=pk)
         begun = list(attempts.values_list("pk", flat=True))
         jobs = claim.begin(self.using, begun, self.worker) if begun else []
-        recorder.write(self.using, [transitions.after_expiry(job) for job in jobs])
+        recorder.record_once(self.using, [transitions.after_expiry(job) for job in jobs])
 
-    def _settled(self) -> int | None:
-        """Its row, if it has one, once it is known what became of its last pass."""
+    def _row_when_settled(self) -> int | None:
+        """Its pk, if it has one. OperationalError where its last pass may be committed yet."""
         if self.pk is None and self._is_in_doubt:
             with database.writing(self.using):
                 if not rule_rows.try_lock(self.using, [self.rule]):
                     raise OperationalError("a permit's pass may be committed yet")
-        return self._found() if self.pk is None else self.pk
+        return self._find_row() if self.pk is None else self.pk
 
     # --- its row among the calls, while it waits
 
-    def _insert(self, due_at: datetime, expires_at: datetime, **more: Any) -> int:
+    def _insert_row(self, due_at: datetime, expires_at: datetime, **more: Any) -> int:
         columns = {
             **self.wanted.call,
             **more,
@@ -377,7 +381,7 @@ class Waiter:
         }
         row = database.new_object(tables.CallQueue, columns)
         database.insert_objects(tables.CallQueue, self.using, [row], batch_size=1)
-        pk = row.pk or self._found()  # MySQL does not tell it
+        pk = row.pk or self._find_row()  # MySQL does not tell it
         assert pk is not None
         return pk
 
@@ -387,14 +391,12 @@ class Waiter:
         waits = f"t.status IN ({database.listed(states.WAITING)})"
         return bool(database.update_free(tables.CallQueue, self.using, said, waits))
 
-    def _found(self) -> int | None:
+    def _find_row(self) -> int | None:
         rows = tables.calls(self.using).filter(idempotency_key=self._identity)
         return rows.values_list("pk", flat=True).first()
 
-    def _seen(self, pk: int, due_at: datetime, now: datetime) -> Seen | None:
-        """What has become of it; None where its row is gone. One statement. Where keys have limits
-        of their own, only those of its key go before it.
-        """
+    def _read_row(self, pk: int, due_at: datetime, now: datetime) -> RowSeen | None:
+        """Its state, and how many go before it; None where it is gone. One statement."""
         using, priority = self.using, self.priority
         calls, attempts = (tables.name(using, model) for model in ("CallQueue", "CallAttempt"))
         at, shown = (database.as_parameter(using, one) for one in (due_at, now))
@@ -415,9 +417,9 @@ class Waiter:
             f"FROM {calls} c WHERE c.id = %s",
             [*rival, priority, priority, at, at, pk, shown, pk],
         )
-        return Seen(*found[0]) if found else None
+        return RowSeen(*found[0]) if found else None
 
-    def _forget(self, pk: int) -> bool:
+    def _delete_row(self, pk: int) -> bool:
         """Delete its row, which leaves nothing. False where it was charged before."""
 
         def work() -> bool:
@@ -435,10 +437,10 @@ _parties: dict[str, Party] = {}  # by database: this process
 _looked_for_overdue: dict[str, float] = {}
 
 
-def _within(bounds: tuple[float, float], seconds: float) -> float:
+def _bounded(bounds: tuple[float, float], seconds: float) -> float:
     return min(bounds[1], max(bounds[0], seconds))
 
 
-def _growing(bounds: tuple[float, float], times: int) -> float:
+def _growing_pause(bounds: tuple[float, float], times: int) -> float:
     least, most = bounds  # those who wait do not all wake at once
     return min(most, least * 2.0 ** min(times, 10)) * random.uniform(0.5, 1.0)

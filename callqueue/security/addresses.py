@@ -77,8 +77,8 @@ class Place(NamedTuple):
 
 
 def place_of(url: str) -> Place:
-    """Where an http or https URL leads, before any name is resolved; Unreadable where nowhere. Only
-    plain shapes pass, so that no other parser of URLs can see another host in them.
+    """Where an http or https URL leads, no name resolved; Unreadable where nowhere. Only plain
+    shapes pass, so that no other parser of URLs can see another host in them.
     """
     match = _URL.match(url)
     if match is None:
@@ -88,7 +88,7 @@ def place_of(url: str) -> Place:
         raise Unreadable("contains user:password@; give params.auth = [user, password] instead")
     if len(authority) > LONGEST_AUTHORITY:  # before any cache sees it
         raise Unreadable(_NO_HOST_NAME)
-    found = _place(scheme.lower(), authority)
+    found = _parsed_authority(scheme.lower(), authority)
     if isinstance(found, str):
         raise Unreadable(found)
     return found
@@ -100,10 +100,12 @@ def place_refusal(
 ) -> str | None:
     """Why calls may not go there, as far as its host tells; None where they may."""
     why, address = host_refusal(place.host, allowed_hosts, place.port), literal_address(place.host)
-    return refusal(address, allowed_networks) if why is None and address is not None else why
+    return (
+        address_refusal(address, allowed_networks) if why is None and address is not None else why
+    )
 
 
-def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str | None:
+def address_refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str | None:
     """Why this address may not be called; None where it may. `allowed_networks` (CIDR) opens any.
 
     Refused is what the IANA registries of special-purpose addresses list
@@ -116,11 +118,11 @@ def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str
     """
     if isinstance(address, str):
         address = ip_address(address)
-    networks = [_network(text) for text in allowed_networks]
+    networks = [_parsed_network(text) for text in allowed_networks]
     if any(address in network for network in networks):
         return None
-    for judged in _meanings(address):
-        why = _special(judged)
+    for judged in _destinations(address):
+        why = _special_use(judged)
         if why is not None and not any(judged in network for network in networks):
             shown = str(address) if judged is address else f"{address} (that is, {judged})"
             return f"the address {shown} is {why}, and ALLOWED_NETWORKS does not open it"
@@ -136,9 +138,9 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     """
     if "*" in allowed_hosts:
         return None
-    name, is_name = _canonical(host), literal_address(host) is None
-    places = [split_place(pattern) for pattern in allowed_hosts]
-    if any(_is_for(pattern, name, is_name) for pattern, only in places if only in (None, port)):
+    name, is_name = _canonical_host(host), literal_address(host) is None
+    places = [split_host_port(pattern) for pattern in allowed_hosts]
+    if any(_matches(pattern, name, is_name) for pattern, only in places if only in (None, port)):
         return None
     has_ports = port is not None and any(only for _, only in places)
     shown = f"{name}, port {port}," if has_ports else name
@@ -147,12 +149,12 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
 
 def is_place_pattern(text: str) -> bool:
     """Whether it is a host pattern, perhaps with a port: "api.example.com:8443", "[::1]:8080"."""
-    host, port = split_place(text)
+    host, port = split_host_port(text)
     return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
 
 
 @lru_cache(maxsize=256)
-def split_place(text: str) -> tuple[str, int | None]:
+def split_host_port(text: str) -> tuple[str, int | None]:
     named = re.fullmatch(r"([^:]+|\[[^\]]*\]):([0-9]{1,5})", text, re.ASCII)
     return (named[1], int(named[2])) if named else (text, None)
 
@@ -164,15 +166,16 @@ def literal_address(host: str) -> Address | None:
     127.1, brackets, zones, trailing dots, percent-encoding, other scripts that IDNA maps to ASCII.
     """
     for text in dict.fromkeys((host, unquote(host))):
-        text = _ascii(text.strip()).rstrip(".")
-        address = _ipv6(text) if ":" in text else _ipv4(text)
+        text = _uts46_mapped(text.strip()).rstrip(".")
+        address = _parsed_ipv6(text) if ":" in text else _parsed_ipv4(text)
         if address is not None:
             return address
     return None
 
 
 @lru_cache(maxsize=1024)
-def _place(scheme: str, authority: str) -> Place | str:
+def _parsed_authority(scheme: str, authority: str) -> Place | str:
+    """The place that a URL's host and port name; a string says why they name none."""
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
         return "has a host that cannot be read"
@@ -183,10 +186,10 @@ def _place(scheme: str, authority: str) -> Place | str:
         return "has no host"
     number = int(port or (443 if scheme == "https" else 80))
     if host.startswith("["):
-        address = _ipv6(host)
+        address = _parsed_ipv6(host)
         what = "has brackets around something that is not an IPv6 address"
         return what if address is None else Place(scheme, str(address), number)
-    host = _idna(host).lower()
+    host = _idna_encoded(host).lower()
     if not _NAME.fullmatch(host):
         return _NO_HOST_NAME
     return Place(scheme, str(literal_address(host) or host), number)
@@ -196,20 +199,20 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535
 
 
-def _is_for(pattern: str, name: str, is_name: bool) -> bool:
+def _matches(pattern: str, name: str, is_name: bool) -> bool:
     if pattern == "*":
         return True
     if pattern.startswith("*."):
-        return is_name and name.endswith("." + _canonical(pattern[2:]))
-    return name == _canonical(pattern)
+        return is_name and name.endswith("." + _canonical_host(pattern[2:]))
+    return name == _canonical_host(pattern)
 
 
 @lru_cache(maxsize=256)
-def _network(text: str) -> Network:
+def _parsed_network(text: str) -> Network:
     return ip_network(text, strict=False)
 
 
-def _meanings(address: Address) -> Sequence[Address]:
+def _destinations(address: Address) -> Sequence[Address]:
     """Where a packet to this address may end up: all of these have to be allowed."""
     if isinstance(address, IPv4Address):
         return (address,)
@@ -223,7 +226,7 @@ def _meanings(address: Address) -> Sequence[Address]:
 
 
 @lru_cache(maxsize=4096)
-def _special(address: Address) -> str | None:
+def _special_use(address: Address) -> str | None:
     for network, why in _refused_networks():
         if address in network:
             return why
@@ -238,24 +241,24 @@ def _refused_networks() -> list[tuple[Network, str]]:
     return [(ip_network(network), why) for why, _, listed in lines for network in listed.split()]
 
 
-def _canonical(host: str) -> str:
-    return str(literal_address(host) or _idna(host.strip().rstrip(".")).lower())
+def _canonical_host(host: str) -> str:
+    return str(literal_address(host) or _idna_encoded(host.strip().rstrip(".")).lower())
 
 
-def _idna(host: str) -> str:
+def _idna_encoded(host: str) -> str:
     with suppress(idna.IDNAError, UnicodeError):
         return host if host.isascii() else idna.encode(host, uts46=True).decode("ascii")
     return host
 
 
-def _ascii(host: str) -> str:
+def _uts46_mapped(host: str) -> str:
     """Digits and dots of other scripts mapped to ASCII as UTS 46 says, not yet encoded."""
     with suppress(idna.IDNAError, UnicodeError):
         return host if host.isascii() else _DOTS.sub(".", idna.uts46_remap(host, std3_rules=False))
     return host
 
 
-def _ipv6(text: str) -> IPv6Address | None:
+def _parsed_ipv6(text: str) -> IPv6Address | None:
     text, _, zone = text.removeprefix("[").removesuffix("]").partition("%")
     zone = zone.removeprefix("25")  # RFC 6874: the zone's % is itself encoded in a URL
     try:
@@ -264,7 +267,7 @@ def _ipv6(text: str) -> IPv6Address | None:
         return None
 
 
-def _ipv4(text: str) -> IPv4Address | None:
+def _parsed_ipv4(text: str) -> IPv4Address | None:
     if not _NUMBERS.fullmatch(text):  # inet_aton passes over what follows white space
         return None
     try:

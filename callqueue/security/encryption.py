@@ -31,14 +31,14 @@ class EncryptionUnavailable(CallQueueError):
 def seal(data: str, keys: Keys, *, place: str, row: str = "") -> str:
     """An ASCII token under the first of `keys`. It opens in this column (and row) alone."""
     text = f"{place}\0{row}\0{data}".encode("utf-8", "surrogatepass")
-    return _box(tuple(keys)).encrypt(text).decode("ascii")
+    return _fernet(tuple(keys)).encrypt(text).decode("ascii")
 
 
 def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
     """The text, by whichever key opens it, for this row or all of the place. Else Unreadable."""
     if not keys:
         raise Unreadable("this text is encrypted, and ENCRYPTION_KEYS is empty")
-    box, text = _box(tuple(keys)), ""
+    box, text = _fernet(tuple(keys)), ""
     from cryptography.fernet import InvalidToken
 
     with suppress(InvalidToken, ValueError, AttributeError):
@@ -53,13 +53,13 @@ def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
     return data
 
 
-def check_keys(keys: Any) -> list[str]:
+def key_problems(keys: Any) -> list[str]:
     """What is wrong with ENCRYPTION_KEYS, in a sentence without a key; empty where all is well."""
     if not isinstance(keys, list | tuple) or not all(isinstance(k, str | bytes) for k in keys):
         return [_WANTED]
     try:
         if keys:
-            _box(tuple(keys))
+            _fernet(tuple(keys))
     except EncryptionUnavailable as error:
         return [str(error).removeprefix("ENCRYPTION_KEYS ")]
     distinct = {key.decode("latin-1") if isinstance(key, bytes) else key for key in keys}
@@ -67,7 +67,7 @@ def check_keys(keys: Any) -> list[str]:
 
 
 @lru_cache(maxsize=16)
-def _box(keys: tuple[str | bytes, ...]) -> MultiFernet:
+def _fernet(keys: tuple[str | bytes, ...]) -> MultiFernet:
     try:
         from cryptography.fernet import Fernet, MultiFernet
     except ImportError:

@@ -43,7 +43,7 @@ _SCHEME = re.compile(
 
 def is_telling(name: object) -> bool:
     """Whether a header, field or parameter of this name probably holds a secret."""
-    return _is_telling(str(name)[:200])
+    return _is_telling_name(str(name)[:200])
 
 
 def redact_headers(headers: Any) -> dict[str, Any]:
@@ -56,24 +56,24 @@ def redact_headers(headers: Any) -> dict[str, Any]:
 def redact_url(url: Any) -> Any:
     """The URL without its user:password, and without the values of telling query parameters."""
     if not isinstance(url, str):
-        return _redact_any(url, 0)
-    return _PAIR.sub(_redact_pair, _USERINFO.sub(rf"\1{REDACTED}@", url))
+        return _redact_nested(url, 0)
+    return _PAIR.sub(_redact_query_pair, _USERINFO.sub(rf"\1{REDACTED}@", url))
 
 
 def redact_params(params: Any) -> Any:
     """A copy of a call's params for showing; a secret is shown as "[secret NAME]"."""
-    return resolve(redacted(params), "[secret {}]".format)
+    return resolve(redact_all_but_secrets(params), "[secret {}]".format)
 
 
-def redacted(params: Any) -> Any:
+def redact_all_but_secrets(params: Any) -> Any:
     """A redacted copy of a call's params in which a secret is still a Secret."""
     if not isinstance(params, Mapping):
-        return _redact_any(params, 0)
+        return _redact_nested(params, 0)
     return {str(name): _redact_param(str(name), value) for name, value in params.items()}
 
 
-def hidden_in(text: str) -> str:
-    """What in a person's text stands for something that is not shown; "" where nothing does."""
+def hidden_marker_in(text: str) -> str:
+    """The first marker in a text of something that is not shown; "" where there is none."""
     found = _SHOWN_SECRET.search(text)
     return REDACTED if REDACTED in text else found.group() if found else ""
 
@@ -84,10 +84,10 @@ def redact_text(text: str) -> str:
     if ":" in text:
         text = _USERINFO.sub(rf"\1{REDACTED}@", text)
         for form in (_LINE, _QUOTED, _ESCAPED):
-            text = form.sub(_redact_match, text)
+            text = form.sub(_redact_named, text)
     if " " in text or "\t" in text:
-        text = _SCHEME.sub(_redact_scheme, text)
-    return _PAIR.sub(_redact_pair, text) if "=" in text else text
+        text = _SCHEME.sub(_redact_credential, text)
+    return _PAIR.sub(_redact_query_pair, text) if "=" in text else text
 
 
 def printable(text: str) -> str:
@@ -100,47 +100,47 @@ def printable(text: str) -> str:
 
 
 @lru_cache(maxsize=2048)
-def _is_telling(name: str) -> bool:
+def _is_telling_name(name: str) -> bool:
     return _TELLING.search(re.sub(r"[^a-z0-9]", "", name.lower())) is not None
 
 
-def _redact_param(place: str, value: Any) -> Any:
-    """A cookie is a credential; of [user, password] the password is, and a user without one."""
-    if place == "url":
+def _redact_param(name: str, value: Any) -> Any:
+    """The param redacted: cookies are credentials, and passwords, and users without a password."""
+    if name == "url":
         return redact_url(value)
-    if place == "cookies":
+    if name == "cookies":
         if not isinstance(value, Mapping):
             return _redact_value("cookie", value, 1)
         return {
-            str(name): _redact_value("cookie", item, 1, counts=False)
-            for name, item in value.items()
+            str(cookie): _redact_value("cookie", item, 1, shows_counts=False)
+            for cookie, item in value.items()
         }
-    if place == "auth" and isinstance(value, list | tuple) and len(value) == 2:
+    if name == "auth" and isinstance(value, list | tuple) and len(value) == 2:
         user, password = value
         if not isinstance(user, str) or password in ("", None):
-            user = _redact_value("auth", user, 1, counts=False)
+            user = _redact_value("auth", user, 1, shows_counts=False)
         return [user, _redact_value("auth", password, 1)]
-    return _redact_value(place, value, 1, is_query=place in ("params", "data"))
+    return _redact_value(name, value, 1, is_query=name in ("params", "data"))
 
 
 def _redact_value(
-    name: object, value: Any, depth: int, *, is_query: bool = False, counts: bool = True
+    name: object, value: Any, depth: int, *, is_query: bool = False, shows_counts: bool = True
 ) -> Any:
-    """ "max_tokens": 1500 is an amount and no token; flags and empty values tell nothing."""
+    """The value under a name, redacted; counts, such as of "max_tokens", and flags are shown."""
     if value is None or _is_shown_secret(value):
         return value
     if not is_telling(name) and not (is_query and str(name).lower() in _IN_QUERY):
-        return _redact_any(value, depth, is_query=is_query)
+        return _redact_nested(value, depth, is_query=is_query)
     is_count = isinstance(value, bool) or value in ("", [], {})
     is_count |= isinstance(value, int | float) and str(name).lower().endswith("tokens")
-    return value if is_count and counts else REDACTED
+    return value if is_count and shows_counts else REDACTED
 
 
-def _redact_any(value: Any, depth: int, *, is_query: bool = False) -> Any:
+def _redact_nested(value: Any, depth: int, *, is_query: bool = False) -> Any:
     if depth > MAX_DEPTH:
         return REDACTED
     if isinstance(value, str):
-        return _text_or_json(value)
+        return _redact_json_or_text(value)
     if isinstance(value, Mapping):
         return {
             str(name): _redact_value(name, item, depth + 1, is_query=is_query)
@@ -150,17 +150,17 @@ def _redact_any(value: Any, depth: int, *, is_query: bool = False) -> Any:
         return value
     if is_query and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
         return [
-            [_redact_any(name, depth), _redact_value(name, item, depth + 1, is_query=True)]
+            [_redact_nested(name, depth), _redact_value(name, item, depth + 1, is_query=True)]
             for name, item in value
         ]
-    return [_redact_any(item, depth + 1) for item in value]
+    return [_redact_nested(item, depth + 1) for item in value]
 
 
-def _text_or_json(text: str) -> str:
-    """JSON that travels as text is redacted by its names; other text as text."""
+def _redact_json_or_text(text: str) -> str:
+    """The text redacted: by its names if it is JSON, else as text."""
     if text[:1] in "{[" and text[-1:] in "}]" and len(text) > 1:
         try:
-            return json.dumps(_redact_any(json.loads(text), 1), ensure_ascii=False)
+            return json.dumps(_redact_nested(json.loads(text), 1), ensure_ascii=False)
         except (ValueError, RecursionError):
             pass
     return redact_text(text)
@@ -175,18 +175,18 @@ def _is_shown_secret(value: Any) -> bool:
 # --- inside text
 
 
-def _redact_match(found: re.Match[str]) -> str:
+def _redact_named(found: re.Match[str]) -> str:
     before, name, between, value = found.groups()
     is_count = name.lower().endswith("tokens") and value.isdigit()
     return f"{before}{name}{between}{REDACTED}" if is_telling(name) and not is_count else found[0]
 
 
-def _redact_pair(found: re.Match[str]) -> str:
-    return f"{found[2]}={REDACTED}" if found[2].lower() in _IN_QUERY else _redact_match(found)
+def _redact_query_pair(found: re.Match[str]) -> str:
+    return f"{found[2]}={REDACTED}" if found[2].lower() in _IN_QUERY else _redact_named(found)
 
 
-def _redact_scheme(found: re.Match[str]) -> str:
-    """ "Basic" and "Token" are words too: a credential follows that does not look like one."""
+def _redact_credential(found: re.Match[str]) -> str:
+    """What follows "Bearer" and the like redacted; after "Basic", "Token", ... not a mere word."""
     scheme, gap, value = found.groups()
     if scheme.lower() == "bearer" or not value.isalpha() or len(value) > 24:
         return f"{scheme}{gap}{REDACTED}"

@@ -71,7 +71,7 @@ class SecretFor:
                 f"SecretFor: its value is neither a string nor a callable, but {_kind(self.source)}"
             )
         for name in ("hosts", "rules"):
-            object.__setattr__(self, name, _names(name, getattr(self, name)))
+            object.__setattr__(self, name, _checked_names(name, getattr(self, name)))
         if not all(map(is_place_pattern, self.hosts or ())):
             raise ImproperlyConfigured(f"SecretFor.hosts: one of them is not among {PLACES_WANTED}")
 
@@ -91,7 +91,7 @@ class SecretFor:
         return value
 
 
-def walked(value: Any, *, with_names: bool = False) -> Iterator[Any]:
+def walk_json(value: Any, *, with_names: bool = False) -> Iterator[Any]:
     """A JSON value and every value inside it, in no promised order; on request, names too."""
     pending = [value]
     while pending:
@@ -106,44 +106,48 @@ def walked(value: Any, *, with_names: bool = False) -> Iterator[Any]:
 
 
 def has_secret(value: Any) -> bool:
-    return any(isinstance(one, Secret) for one in walked(value))
+    return any(isinstance(one, Secret) for one in walk_json(value))
 
 
-def copied(value: Any, put: Callable[[Any], Any], name: Callable[[Any], Any] = str) -> Any:
-    """`put` says what stands for each value of the JSON, `name` for each name."""
+def map_json(value: Any, put: Callable[[Any], Any], name: Callable[[Any], Any] = str) -> Any:
+    """A copy of JSON: `put` says what stands for each value in it, `name` for each name."""
     new = put(value)
     if new is not value:
         return new
     if isinstance(value, Mapping):
-        return {name(key): copied(item, put, name) for key, item in value.items()}
+        return {name(key): map_json(item, put, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [copied(item, put, name) for item in value]
+        return [map_json(item, put, name) for item in value]
     return value
 
 
 def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
     """A copy with every Secret replaced by `value_of` its name."""
-    return copied(value, lambda one: value_of(one.name) if isinstance(one, Secret) else one)
+    return map_json(value, lambda one: value_of(one.name) if isinstance(one, Secret) else one)
 
 
-def marked(value: Any) -> Any:
+def mark_secrets(value: Any) -> Any:
     """A copy as it is stored: a Secret as {"$secret": NAME}, such data with one more "$"."""
-    return copied(value, lambda one: {MARK: one.name} if isinstance(one, Secret) else one, _escaped)
+    return map_json(
+        value, lambda one: {MARK: one.name} if isinstance(one, Secret) else one, _escaped_name
+    )
 
 
-def unmarked(value: Any) -> Any:
-    return copied(value, lambda one: Secret(one[MARK]) if _is_reference(one) else one, _unescaped)
+def unmark_secrets(value: Any) -> Any:
+    return map_json(
+        value, lambda one: Secret(one[MARK]) if _is_reference(one) else one, _unescaped_name
+    )
 
 
-def references_to(document: Any) -> Any:
-    """A document in which {"$secret": NAME} names a secret. InvalidCall: one is malformed."""
-    for value in walked(document):
+def references_to_secrets(document: Any) -> Any:
+    """A copy with a Secret for each {"$secret": NAME}. InvalidCall: one is malformed."""
+    for value in walk_json(document):
         if isinstance(value, dict) and MARK in value and not _is_reference(value):
             raise InvalidCall(
                 "call_data",
                 f"has a reference to a secret that is not {{{MARK!r}: NAME}} and nothing else",
             )
-    return unmarked(document)
+    return unmark_secrets(document)
 
 
 def _is_reference(value: Any) -> bool:
@@ -151,11 +155,11 @@ def _is_reference(value: Any) -> bool:
     return is_marked and isinstance(value[MARK], str) and value[MARK] != ""
 
 
-def _escaped(name: Any) -> Any:
+def _escaped_name(name: Any) -> Any:
     return f"${name}" if isinstance(name, str) and _MARK.fullmatch(name) else name
 
 
-def _unescaped(name: str) -> str:
+def _unescaped_name(name: str) -> str:
     return name[1:] if name != MARK and _MARK.fullmatch(name) else name
 
 
@@ -172,7 +176,7 @@ def _takes_context(source: Callable[..., str]) -> bool:
     )
 
 
-def _names(name: str, value: Any) -> tuple[str, ...] | None:
+def _checked_names(name: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     names = (value,) if isinstance(value, str) else value

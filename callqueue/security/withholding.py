@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from callqueue.security.redaction import redact_text
-from callqueue.security.secrets import walked
+from callqueue.security.secrets import walk_json
 from callqueue.texts import storable
 
 WITHHELD = "[withheld: it repeats a secret]"
@@ -62,8 +62,9 @@ _TASKS = ("celery_task", "django_task")
 
 
 def tells(text: str, values: Iterable[str]) -> bool:
-    wanted = _wanted(tuple(values))
-    return wanted is not None and any(map(wanted.is_in, _readings(text)))
+    """Whether the text tells one of the values, in whatever encoding."""
+    detector = _detector(tuple(values))
+    return detector is not None and any(map(detector.finds_in, _decodings(text)))
 
 
 def withhold(text: str, values: Iterable[str]) -> str:
@@ -77,13 +78,13 @@ def withhold(text: str, values: Iterable[str]) -> str:
         if not tells(kept, values):
             return kept
     for between in (_WORDS, _LINES):
-        kept = _without(between.split(text), values)
+        kept = _without_telling_pieces(between.split(text), values)
         if not tells(kept, values):
             return kept
     return WITHHELD
 
 
-def clean(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
+def clean_of_secrets(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
     """An error's text as it may be kept and logged: without these values, these strings of a
     payload, and what looks like a credential. Cut it afterwards, not before.
     """
@@ -93,7 +94,7 @@ def clean(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
     return storable(redact_text(withhold(_without_payload(text, payload), values)))
 
 
-def payload_of(method: str, params: Any) -> list[str]:
+def payload_strings(method: str, params: Any) -> list[str]:
     """The strings in a call's params that tell something: values, and names that are more than a
     word; of a task, those of its arguments; of a URL, what follows its host.
     """
@@ -105,25 +106,25 @@ def payload_of(method: str, params: Any) -> list[str]:
             found = _AFTER_HOST.split(url.partition("://")[2])[1:]
             found = [piece for piece in found if not _ROUTE.fullmatch(piece)]
             params = {**params, "url": None}
-    for value in walked(params):
+    for value in walk_json(params):
         if isinstance(value, str):
             found.append(value)
         elif isinstance(value, Mapping):
-            found += (name for name in map(str, value) if not is_plain(name))
+            found += (name for name in map(str, value) if not is_plain_word(name))
     return sorted({text for text in found if len(text) >= TELLING}, key=len, reverse=True)
 
 
-def is_plain(name: str) -> bool:
+def is_plain_word(name: str) -> bool:
     """Whether a name in a payload is a word, which tells nothing of whom it is about."""
     return _WORD.fullmatch(name) is not None
 
 
-def _without(pieces: list[str], values: tuple[str, ...]) -> str:
+def _without_telling_pieces(pieces: list[str], values: tuple[str, ...]) -> str:
     """The pieces, of which every second stands between two, without those that tell and their
     neighbours, and what is part of a value beside those: a value may have what stands between.
     """
-    wanted = _wanted(values)
-    parts = "\0".join(form for size, form in wanted.forms if size == PART) if wanted else ""
+    detector = _detector(values)
+    parts = "\0".join(form for size, form in detector.forms if size == PART) if detector else ""
     telling = {at for at in range(0, len(pieces), 2) if tells(pieces[at], values)}
     gone, edge = set(telling), set(telling)
     while edge:
@@ -144,9 +145,9 @@ def _without(pieces: list[str], values: tuple[str, ...]) -> str:
 # --- How a text is read
 
 
-def _readings(text: str) -> Iterator[str]:
+def _decodings(text: str) -> Iterator[str]:
     """The text, and that decoded again and again while it changes; a byte is a character."""
-    text = _folded(text)
+    text = _in_latin_1(text)
     yield text
     for _ in range(LAYERS):
         before = text
@@ -154,13 +155,13 @@ def _readings(text: str) -> Iterator[str]:
             _NESTED.sub(lambda found: found[0][0], text) if "%25" in text or "&" in text else text
         )
         text = unquote(text, encoding="latin-1") if "%" in text else text
-        text = _folded(_ESCAPE.sub(_character_of, text) if "\\" in text or "&" in text else text)
+        text = _in_latin_1(_ESCAPE.sub(_unescape, text) if "\\" in text or "&" in text else text)
         if text == before:
             return
         yield text
 
 
-def _character_of(escape: re.Match[str]) -> str:
+def _unescape(escape: re.Match[str]) -> str:
     group = escape.lastindex
     if group in (None, _LETTER):
         return _LETTERS[escape[group]] if group else ""
@@ -170,23 +171,23 @@ def _character_of(escape: re.Match[str]) -> str:
     return chr(code) if code <= 0x10FFFF else ""
 
 
-def _folded(text: str) -> str:
-    """UTF-8, UTF-8 that was read as Latin-1, and Latin-1 come to the same."""
+def _in_latin_1(text: str) -> str:
+    """The text as Latin-1: UTF-8, UTF-8 read as Latin-1 and Latin-1 come to the same."""
     if text.isascii():
         return text
-    return _UTF_8.sub(_as_latin_1, _WIDE.sub(_as_bytes, text))
+    return _UTF_8.sub(_latin_1_of_utf_8, _WIDE.sub(_utf_8_as_latin_1, text))
 
 
-def _as_bytes(wide: re.Match[str]) -> str:
+def _utf_8_as_latin_1(wide: re.Match[str]) -> str:
     return storable(wide[0]).encode().decode("latin-1")
 
 
-def _as_latin_1(two: re.Match[str]) -> str:
+def _latin_1_of_utf_8(two: re.Match[str]) -> str:
     return chr(ord(two[0][0]) % 4 * 64 + ord(two[0][1]) % 64)
 
 
-class _Wanted(NamedTuple):
-    """How values are known in a reading."""
+class _Detector(NamedTuple):
+    """Finds values in a text, in whatever encoding, once that is decoded."""
 
     heads: frozenset[str]  # what forms begin with, at any place
     forms: Sequence[tuple[int, str]]  # told by so many characters of it in a row
@@ -194,10 +195,10 @@ class _Wanted(NamedTuple):
     patterns: Sequence[re.Pattern[str]]
 
     def __repr__(self) -> str:
-        return "<what is wanted>"
+        return "<detector>"
 
-    def is_in(self, reading: str) -> bool:
-        flat = reading.translate(_FLAT)
+    def finds_in(self, decoded: str) -> bool:
+        flat = decoded.translate(_FLAT)
         heads = self.heads
         for at in [at for at in range(len(flat) - PART + 1) if flat[at : at + PART] in heads]:
             for size, form in self.forms:
@@ -205,7 +206,7 @@ class _Wanted(NamedTuple):
                     return True
         if any(whole in flat for whole in self.wholes):
             return True
-        plain = reading.translate(_PLAIN) if self.patterns else ""
+        plain = decoded.translate(_PLAIN) if self.patterns else ""
         return any(pattern.search(plain) for pattern in self.patterns)
 
 
@@ -213,12 +214,12 @@ class _Wanted(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _wanted(values: tuple[str, ...]) -> _Wanted | None:
+def _detector(values: tuple[str, ...]) -> _Detector | None:
     forms, wholes = dict[tuple[int, str], None](), dict[str, None]()
     patterns = dict[str, None]()
-    for piece, is_whole in (found for value in values if value for found in _pieces(value)):
-        for reading in _readings(piece):
-            flat, plain = reading.translate(_FLAT), reading.translate(_PLAIN)
+    for piece, is_whole in (found for value in values if value for found in _telling_parts(value)):
+        for decoded in _decodings(piece):
+            flat, plain = decoded.translate(_FLAT), decoded.translate(_PLAIN)
             if len(flat) >= PART and not is_whole:
                 forms[PART, flat] = None
             elif len(flat) >= PART:
@@ -227,17 +228,17 @@ def _wanted(values: tuple[str, ...]) -> _Wanted | None:
                 patterns[re.escape(plain)] = None
             elif plain:
                 patterns[rf"(?<![^\W_]){re.escape(plain)}(?![^\W_])"] = None
-        for size, form in _encoded(piece) if len(piece) >= ALONE else ():
+        for size, form in _encoded_forms(piece) if len(piece) >= ALONE else ():
             if is_whole or len(form) < size:
                 wholes[form] = None
             else:
                 forms[size, form] = None
     heads = (form[at : at + PART] for size, form in forms for at in range(len(form) - size + 1))
-    found = _Wanted(frozenset(heads), [*forms], [*wholes], [*map(re.compile, patterns)])
+    found = _Detector(frozenset(heads), [*forms], [*wholes], [*map(re.compile, patterns)])
     return found if any(found) else None
 
 
-def _pieces(value: str) -> Iterator[tuple[str, bool]]:
+def _telling_parts(value: str) -> Iterator[tuple[str, bool]]:
     """The parts of a value that tell it: a URL's host, path, ...; whether only as a whole."""
     pieces = [(value, False), (value.strip(), False)]
     if scheme := _SCHEME.match(value):
@@ -257,7 +258,7 @@ def _pieces(value: str) -> Iterator[tuple[str, bool]]:
     yield from long or {(value, False), (value.strip() or value, False)}
 
 
-def _encoded(piece: str) -> Iterator[tuple[int, str]]:
+def _encoded_forms(piece: str) -> Iterator[tuple[int, str]]:
     """Hex, and base64 at each offset: the characters it alone decides, and how many tell it."""
     encodings = ("utf-8", "latin-1") if max(piece) < "\u0100" else ("utf-8",)
     for raw in {piece.encode(name, "surrogatepass") for name in encodings}:
@@ -276,21 +277,21 @@ def _encoded(piece: str) -> Iterator[tuple[int, str]]:
 
 
 def _without_payload(text: str, strings: Sequence[str]) -> str:
-    """The text without them, as they stand or as errors show them, or 24 characters of them."""
+    """The text without the strings, as they are or as errors show them, or 24 characters of one."""
     forms = sorted(
         {form for string in strings for form in _spellings(string)}, key=len, reverse=True
     )
     long = "\0".join(form for form in forms if len(form) > _PAYLOAD_PART)
-    text = "".join(_runs(text, long)) if long else text
+    text = "".join(_cut_shared_runs(text, long)) if long else text
     for form in forms:
         if len(form) <= _PAYLOAD_PART:
             text = text.replace(form, PAYLOAD)
     return text
 
 
-def _runs(text: str, long: str) -> Iterator[str]:
-    """What is in the other for 24 characters or more: of each run half a step is in there too."""
-    step, done, at = _PAYLOAD_PART // 2, 0, 0
+def _cut_shared_runs(text: str, long: str) -> Iterator[str]:
+    """The text in pieces, PAYLOAD for each run of 24 characters or more that `long` has too."""
+    step, done, at = _PAYLOAD_PART // 2, 0, 0  # a run that is long enough holds a whole step
     while at + step <= len(text):
         begin, end = at, at + step
         if text[begin:end] in long:
@@ -331,13 +332,13 @@ _in_hand: ContextVar[tuple[tuple[str, ...], str, Any]] = ContextVar(
 
 
 @contextmanager
-def at_work(values: tuple[str, ...], method: str = "", params: Any = None) -> Iterator[None]:
+def withholding(values: tuple[str, ...], method: str = "", params: Any = None) -> Iterator[None]:
     """While the block runs, this thread makes a call with these secrets and this payload: no record
     of Celery's and urllib3's own loggers tells a secret, and `cleaned` knows what to take out.
     """
     if values:
         for name in _LOGGERS:
-            logging.getLogger(name).addFilter(_tells_nothing)
+            logging.getLogger(name).addFilter(_tells_no_secret)
     token = _in_hand.set((values, method, params))
     try:
         yield
@@ -346,11 +347,12 @@ def at_work(values: tuple[str, ...], method: str = "", params: Any = None) -> It
 
 
 def cleaned(text: str) -> str:
+    """The text, clean of the secrets and the payload of the call that this thread makes."""
     values, method, params = _in_hand.get()
-    return clean(text, values, payload_of(method, params))
+    return clean_of_secrets(text, values, payload_strings(method, params))
 
 
-def _tells_nothing(record: logging.LogRecord) -> bool:
+def _tells_no_secret(record: logging.LogRecord) -> bool:
     """Whether neither its text, its traceback nor its arguments tell a secret in hand."""
     values = _in_hand.get()[0]
     if not values:

@@ -19,15 +19,15 @@ from callqueue.texts import suggest
 from callqueue.values import (
     Ban,
     Check,
+    check_dict,
     check_each,
-    flaw,
+    flaw_in,
     is_secret,
     kind_of,
-    named,
     path_of,
     refuse_unknown,
-    shown,
-    text,
+    shown_name,
+    text_check,
 )
 
 _AT_URL = "params.url"
@@ -169,36 +169,36 @@ def _checked_method(method: object, methods: Callable[[], Collection[str]]) -> s
     if lowered == states.PERMIT:
         raise InvalidCall("method", "'permit' is not sent: take a permit with callqueue.permit()")
     if lowered not in known:
-        raise InvalidCall("method", f"{shown(method)} is unknown{suggest(lowered, known)}")
+        raise InvalidCall("method", f"{shown_name(method)} is unknown{suggest(lowered, known)}")
     return lowered
 
 
-def _anything(field: str, value: Any) -> None:
+def _accept_anything(field: str, value: Any) -> None:
     """It is checked elsewhere, or nothing is wrong with it."""
 
 
 def _check_headers(field: str, headers: Any) -> None:
     seen = set()
-    for name, value in named(field, headers).items():
+    for name, value in check_dict(field, headers).items():
         lowered = name.lower()
         if not _TOKEN.fullmatch(name):
-            raise InvalidCall(field, f"{shown(name)} is not a header's name")
+            raise InvalidCall(field, f"{shown_name(name)} is not a header's name")
         if lowered in FRAMING:
             why = "is written from the URL and the body; leave it out"
         elif lowered in seen:
             why = "is given twice, in different spellings"
         else:
-            why = "" if value is None else flaw(value, _HEADER)
+            why = "" if value is None else flaw_in(value, _HEADER)
         if why:
             raise InvalidCall(path_of(field, name), why)
         seen.add(lowered)
 
 
 def _check_cookies(field: str, cookies: Any) -> None:
-    for name, value in named(field, cookies).items():
+    for name, value in check_dict(field, cookies).items():
         if not _TOKEN.fullmatch(name):
-            raise InvalidCall(field, f"{shown(name)} is not a cookie's name")
-        if why := flaw(value, _COOKIE):
+            raise InvalidCall(field, f"{shown_name(name)} is not a cookie's name")
+        if why := flaw_in(value, _COOKIE):
             raise InvalidCall(path_of(field, name), why)
 
 
@@ -207,11 +207,11 @@ def _check_auth(field: str, auth: Any) -> None:
         raise InvalidCall(
             field, "must be [user, password]; for another scheme give an Authorization header"
         )
-    text(*_USER)(f"{field}[0]", auth[0])
-    text(*_PASSWORD)(f"{field}[1]", auth[1])
+    text_check(*_USER)(f"{field}[0]", auth[0])
+    text_check(*_PASSWORD)(f"{field}[1]", auth[1])
 
 
-def _check_fields(field: str, value: Any) -> None:
+def _check_form_fields(field: str, value: Any) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             _check_field_value(field, name, item)
@@ -237,10 +237,10 @@ def _check_field_value(field: str, name: str | int, value: Any) -> None:
 
 
 HTTP_PARAMS: dict[str, Check] = {
-    "url": _anything,
-    "params": _check_fields,
-    "data": _check_fields,
-    "json": _anything,
+    "url": _accept_anything,
+    "params": _check_form_fields,
+    "data": _check_form_fields,
+    "json": _accept_anything,
     "headers": _check_headers,
     "cookies": _check_cookies,
     "auth": _check_auth,

@@ -24,21 +24,21 @@ def disclose(
     NotAllowed where one may not go there or the call may not be made, InvalidCall where a value
     does not fit its place, SecretError where one has no value now.
     """
-    asking, resolved = _Asking(rule, key), params
+    asker, resolved = _Asker(rule, key), params
     try:
         if secrets.has_secret(params):
             if method in HTTP_METHODS:
-                asking.go_to(params.get("url"))
-            resolved = secrets.resolve(params, asking.value_of)
-        check_params(method, resolved, _reach())
+                asker.name_host(params.get("url"))
+            resolved = secrets.resolve(params, asker.value_of)
+        check_params(method, resolved, _configured_reach())
     except InvalidCall as error:
-        raise InvalidCall(error.field, withhold(error.why, asking.values.values())) from None
+        raise InvalidCall(error.field, withhold(error.why, asker.values.values())) from None
     except NotAllowed as error:
-        raise NotAllowed(withhold(str(error), asking.values.values())) from None
-    return resolved, tuple(dict.fromkeys(asking.values.values()))
+        raise NotAllowed(withhold(str(error), asker.values.values())) from None
+    return resolved, tuple(dict.fromkeys(asker.values.values()))
 
 
-def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
+def secret_values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
     """The values that can be had, to take them out of what is said about the call."""
     try:
         return disclose(method, params, rule=rule, key=key)[1]
@@ -46,21 +46,24 @@ def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ..
         return ()
 
 
-def _reach() -> Reach:
+def _configured_reach() -> Reach:
     settings = conf.current()
     return Reach(settings.allowed_hosts, settings.allowed_networks)
 
 
-class _Asking:
+class _Asker:
+    """Asks for the secrets of a call of this rule and key, each only where it may go."""
+
     def __init__(self, rule: str, key: str) -> None:
         self.rule, self.key = rule, key
         self.host, self.port = "", 0
         self.values: dict[str, str] = {}
 
-    def go_to(self, url: Any) -> None:
+    def name_host(self, url: Any) -> None:
+        """Before any other secret is asked for: where the call goes, by its URL or a secret one."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
-        self.host, self.port = check_url(address, _reach())
+        self.host, self.port = check_url(address, _configured_reach())
         if is_secret:
             self._check_host(url.name)
 

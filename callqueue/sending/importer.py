@@ -14,7 +14,7 @@ from django.db import transaction
 
 from callqueue import conf
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.security.secrets import references_to
+from callqueue.security.secrets import references_to_secrets
 from callqueue.sending import intake
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ def _prepared_calls(
     names_secrets: bool,
     refused: Refused,
 ) -> Iterator[CallQueue | None]:
-    for number, text in _documents(source):
+    for number, text in _numbered_documents(source):
         done.lines += 1
         call = None
         try:
-            request = _request_of(_parsed(text), same)
+            request = _request_of(_parse_json(text), same)
             if names_secrets:
-                request = replace(request, call_data=references_to(request.call_data))
+                request = replace(request, call_data=references_to_secrets(request.call_data))
             call = intake.prepare(request)
             done.discarded += call is None
         except (CallQueueError, ValueError) as error:
@@ -90,7 +90,7 @@ def _prepared_calls(
         yield call
 
 
-def _documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def _numbered_documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Each line that is not empty, with its number; or one document, if the first line is none."""
     number, first, rest = 1, source.readline().removeprefix(BOM), iter(source)
     while first and not first.strip():
@@ -107,10 +107,10 @@ def _documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield at, line
 
 
-def _parsed(text: bytes) -> Any:
+def _parse_json(text: bytes) -> Any:
     """A JSON document with no name twice in an object. Else ValueError."""
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_named_once)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_dict_of_distinct_names)
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 (byte {error.start + 1})") from None
     except json.JSONDecodeError as error:
@@ -128,7 +128,7 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _named_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _dict_of_distinct_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     names = Counter(name for name, _ in pairs)
     for name in (name for name, times in names.items() if times > 1):
         raise ValueError(f"has the key {name[:60]!r} twice in one object")
@@ -140,14 +140,14 @@ def _request_of(document: Any, same: Mapping[str, Any]) -> intake.CallRequest:
         raise InvalidCall("call_data", "is a list; write one call per line")
     if isinstance(document, dict) and "call_data" in document:
         document = {
-            name: _instant(name, value) if name in _INSTANTS else value
+            name: _parse_instant(name, value) if name in _INSTANTS else value
             for name, value in document.items()
             if value is not None or name == "call_data"
         }
     return intake.request_of(document, same)
 
 
-def _instant(name: str, value: Any) -> datetime:
+def _parse_instant(name: str, value: Any) -> datetime:
     try:
         return datetime.fromisoformat(value)
     except (TypeError, ValueError):

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from callqueue import conf, database, events, states, tables, telemetry
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.handlers import methods
+from callqueue.handlers import known_methods
 from callqueue.limits.budgets import cost_of
 from callqueue.limits.rules import Discard, Route, Rule
 from callqueue.security import addresses
@@ -82,43 +82,43 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
     config = conf.current()
     data, host = check_call_data(
         request.call_data,
-        methods=methods,
+        methods=known_methods,
         reach=Reach(config.allowed_hosts, config.allowed_networks),
         secret_names=config.secrets.keys(),
         max_bytes=config.max_call_bytes,
     )
-    routed = _routed(request, data)
+    routed = _apply_router(request, data)
     if routed is None:
         return None
     name = rule_of_host(host, config) or "default" if routed.rule is None else routed.rule
-    given = columns_given(routed, name, config)
+    given = checked_columns(routed, name, config)
     return database.new_object(
         tables.CallQueue,
         {
             "call_data": data,
             "method": data["method"],
             "host": host,
-            "path": _path(data) if host and not config.encryption_keys else "",
+            "path": _stored_path(data) if host and not config.encryption_keys else "",
             "trace_context": telemetry.traceparent(),
             **given,
         },
     )
 
 
-def columns_given(request: CallRequest, name: str, config: conf.Config) -> dict[str, Any]:
+def checked_columns(request: CallRequest, rule_name: str, config: conf.Config) -> dict[str, Any]:
     """The row's columns that come from send's arguments beside call_data, checked in turn."""
-    rule = config.rule(name)
+    rule = config.rule(rule_name)
     key = validation.check_key(request.key)
-    _check_key_parts(key, rule, name)
+    _check_key_parts(key, rule, rule_name)
     cost = validation.check_cost(1 if request.cost is None else request.cost)
-    _check_admissible(cost, name, config)
+    _check_cost_fits(cost, rule_name, config)
     if request.not_before is not None or request.expires_at is not None:
         validation.check_times(timezone.now(), request.not_before, request.expires_at)
     priority = request.priority
     priority = rule.priority if priority is None else validation.check_priority(priority)
     due = {} if request.not_before is None else {"due_at_dt": request.not_before}
     return {
-        "rule": name,
+        "rule": rule_name,
         "key": key,
         "cost": cost,
         "priority": priority,
@@ -153,7 +153,8 @@ def request_of(item: Any, same: Mapping[str, Any] | None = None) -> CallRequest:
     return CallRequest(**given)
 
 
-def _routed(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None:
+def _apply_router(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None:
+    """The request with what the ROUTER says of its data; None where that discards it."""
     router = conf.current().router
     answer = None if router is None else router(deepcopy(data))  # what it changes is not checked
     if answer is None:
@@ -180,18 +181,18 @@ def _routed(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None
 def rule_of_host(host: str, config: conf.Config) -> str | None:
     """The rule whose hosts name this one, or None. A whole name wins over a pattern."""
     places = [(place, name) for name, rule in config.rules.items() for place in rule.hosts]
-    return _first_for(host, tuple(places)) if 0 < len(host) <= 255 else None
+    return _first_rule_for(host, tuple(places)) if 0 < len(host) <= 255 else None
 
 
 @lru_cache(maxsize=1024)
-def _first_for(host: str, places: tuple[tuple[str, str], ...]) -> str | None:
+def _first_rule_for(host: str, places: tuple[tuple[str, str], ...]) -> str | None:
     for place, name in sorted(places, key=lambda one: "*" in one[0]):
         if addresses.host_refusal(host, (place,)) is None:
             return name
     return None
 
 
-def _path(data: Mapping[str, Any]) -> str:
+def _stored_path(data: Mapping[str, Any]) -> str:
     path = urlsplit(data["params"]["url"]).path
     return str(redact_url(path) if "=" in path or "@" in path else path)[:255]
 
@@ -207,8 +208,8 @@ def _check_key_parts(key: str, rule: Rule, name: str) -> None:
         )
 
 
-def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
-    for budget in config.book.budgets[name]:
+def _check_cost_fits(cost: Any, rule_name: str, config: conf.Config) -> None:
+    for budget in config.book.budgets[rule_name]:
         wanted = cost_of(cost, budget.limit.unit)
         if wanted > budget.limit.capacity:
             limit = budget.limit
@@ -227,12 +228,12 @@ _IS_UNFINISHED = f"status IN {states.UNFINISHED}"
 
 def insert(call: tables.CallQueue, *, using: str) -> tables.CallQueue:
     """Insert a row that was prepared; the row, or the one there is where a unique key says so."""
-    if call.unique_key is None and not _takes_turns(call):
+    if call.unique_key is None and not _needs_key_turn(call):
         return _insert_one(call, using)
     if call.unique_key is None:
         with transaction.atomic(using=using, savepoint=False):
             _insert_one(call, using)
-            _tell_of_keys([call], using)
+            _insert_key_news([call], using)
         return call
 
     def insert_alone() -> tables.CallQueue:
@@ -245,7 +246,7 @@ def insert(call: tables.CallQueue, *, using: str) -> tables.CallQueue:
 def _insert_one(call: tables.CallQueue, using: str) -> tables.CallQueue:
     with transaction.mark_for_rollback_on_error(using=using):
         database.insert_objects(tables.CallQueue, using, [call], batch_size=1)
-    return _complete(call)
+    return _defer_default_times(call)
 
 
 def insert_many(
@@ -254,7 +255,7 @@ def insert_many(
     """Insert calls, in a transaction: in their order each row, or the one with its unique key."""
     plain = [call for call in calls if call.unique_key is None]
     for call in database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size):
-        _complete(call)
+        _defer_default_times(call)
     first: dict[str, tables.CallQueue] = {}
     for call in calls:
         if call.unique_key is not None:
@@ -262,25 +263,25 @@ def insert_many(
     keys = sorted(first)  # whoever waits for others' keys does so in this order, and in no ring
     carriers: dict[str, tables.CallQueue] = {}
     for at in range(0, len(keys), batch_size):
-        carriers |= _carriers([first[key] for key in keys[at : at + batch_size]], using)
-    _tell_of_keys(calls, using, batch_size)
+        carriers |= _insert_or_find([first[key] for key in keys[at : at + batch_size]], using)
+    _insert_key_news(calls, using, batch_size)
     return [call if call.unique_key is None else carriers[call.unique_key] for call in calls]
 
 
-def _takes_turns(call: tables.CallQueue) -> bool:
+def _needs_key_turn(call: tables.CallQueue) -> bool:
     limits = conf.current().rules[call.rule].limits
     return call.ready and (call.key != "" or any(limit.is_keyed for limit in limits))
 
 
-def _tell_of_keys(calls: Iterable[tables.CallQueue], using: str, batch_size: int = 1) -> None:
+def _insert_key_news(calls: Iterable[tables.CallQueue], using: str, batch_size: int = 1) -> None:
     """Give passes news of these calls' keys, in the transaction that inserts them."""
-    keys = dict.fromkeys((c.rule, c.priority, c.key) for c in calls if _takes_turns(c))
+    keys = dict.fromkeys((c.rule, c.priority, c.key) for c in calls if _needs_key_turn(c))
     news = [{"rule": rule, "priority": priority, "key": key} for rule, priority, key in keys]
     for at in range(0, len(news), batch_size):
         database.insert_each(tables.KeyNews, using, news[at : at + batch_size])
 
 
-def _carriers(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables.CallQueue]:
+def _insert_or_find(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables.CallQueue]:
     """By unique key, the unfinished call that carries it: one of these, or the one that was there.
 
     Another sender's uncommitted row is waited for. Where the transaction's snapshot hides it, the
@@ -317,7 +318,7 @@ def _carriers(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables
     return carriers
 
 
-def _complete(call: tables.CallQueue) -> tables.CallQueue:
+def _defer_default_times(call: tables.CallQueue) -> tables.CallQueue:
     """The call, where the database filled in its times: read them when they are asked for."""
     for name in ("created_dt", "due_at_dt"):
         if hasattr(call.__dict__.get(name), "resolve_expression"):

@@ -1,4 +1,4 @@
-"""The copy of a call's data in JSON's types and Secrets; checks of send's other arguments."""
+"""Copies a call's data as JSON and Secrets; checks send's other arguments, and returns them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from celery import Task
 
 from callqueue.exceptions import InvalidCall
-from callqueue.security.secrets import Secret, marked
-from callqueue.values import TASK_NAME, kind_of, path_of, shown, text_flaw, trail_of
+from callqueue.security.secrets import Secret, mark_secrets
+from callqueue.values import TASK_NAME, kind_of, path_of, shown_name, storage_flaw, trail_of
 
 MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being the first
 MAX_DIGITS = 4300  # Python's own bound on reading an integer back
@@ -42,7 +42,7 @@ def plain_copy(
     copying = _Copying(max_bytes, secret_names)
     plain: dict[str, Any] = copying.copy(call_data, None, 1)
     if 16 * copying.least > max_bytes:  # no JSON is longer than 16 times what it is at least
-        size = len(encode(marked(plain) if copying.has_secrets else plain).encode())
+        size = len(encode(mark_secrets(plain) if copying.has_secrets else plain).encode())
         if size > max_bytes:
             why = f"is {size} bytes of JSON; MAX_CALL_BYTES is {max_bytes}"
             raise InvalidCall("call_data", why)
@@ -50,6 +50,8 @@ def plain_copy(
 
 
 class _Copying:
+    """Copies what JSON can hold; InvalidCall with the path of what it cannot, or is too long."""
+
     def __init__(self, max_bytes: int, secret_names: Collection[str]) -> None:
         self.max_bytes, self.secret_names = max_bytes, secret_names
         # `least`: bytes of JSON, bounded, so that what shares its parts ends in time
@@ -61,8 +63,8 @@ class _Copying:
         """
         if depth > MAX_DEPTH:
             raise InvalidCall(trail_of(path), f"is nested deeper than {MAX_DEPTH}")
-        names = self._names(value, path) if isinstance(value, dict) else None
-        self._count(2 * len(value) + 1)
+        names = self._string_keys(value, path) if isinstance(value, dict) else None
+        self._count_bytes(2 * len(value) + 1)
         copies, size = [], 0
         for key, item in enumerate(value) if names is None else value.items():
             kind = type(item)
@@ -71,54 +73,54 @@ class _Copying:
             elif kind is dict or kind is list or isinstance(item, _NESTS):
                 item = self.copy(item, (path, key), depth + 1)
             elif kind not in _PLAIN or (kind is int and not -_WIDE <= item < _WIDE):
-                item = self._leaf(item, (path, key))
+                item = self._copy_leaf(item, (path, key))
             copies.append(item)
-        self._count(size)
+        self._count_bytes(size)
         return copies if names is None else dict(zip(names, copies, strict=True))
 
-    def _count(self, size: int) -> None:
+    def _count_bytes(self, size: int) -> None:
         self.least += size
         if self.least > 4 * self.max_bytes:
             why = f"is more than {4 * self.max_bytes} bytes of JSON; MAX_CALL_BYTES is"
             raise InvalidCall("call_data", f"{why} {self.max_bytes}")
 
-    def _names(self, value: dict[Any, Any], path: Any) -> list[str]:
+    def _string_keys(self, value: dict[Any, Any], path: Any) -> list[str]:
         names = list(value)
         for i, name in enumerate(names):
             if not isinstance(name, str):
                 why = f"has a key that is not a string but {kind_of(name)}; JSON would change it"
                 raise InvalidCall(trail_of(path), why)
             if type(name) is not str or not name.isascii() or "\0" in name:
-                names[i] = self._text(name, path, "has a key that ")
-        self._count(sum(map(len, names)))
+                names[i] = self._checked_text(name, path, "has a key that ")
+        self._count_bytes(sum(map(len, names)))
         return names
 
-    def _leaf(self, value: Any, path: Any) -> Any:
+    def _copy_leaf(self, value: Any, path: Any) -> Any:
         if isinstance(value, Secret):
-            return self._secret(value, path)
+            return self._checked_secret(value, path)
         if not isinstance(value, str):
-            return self._number(value, path)
-        self._count(len(value))
-        return self._text(value, path)
+            return self._checked_number(value, path)
+        self._count_bytes(len(value))
+        return self._checked_text(value, path)
 
-    def _text(self, text: str, path: Any, what: str = "") -> str:
-        if flaw := text_flaw(text):
-            raise InvalidCall(trail_of(path), what + flaw)
+    def _checked_text(self, text: str, path: Any, prefix: str = "") -> str:
+        if flaw := storage_flaw(text):
+            raise InvalidCall(trail_of(path), prefix + flaw)
         return str.__str__(text)
 
-    def _secret(self, secret: Secret, path: Any) -> Secret:
+    def _checked_secret(self, secret: Secret, path: Any) -> Secret:
         # The refusal suggests no name: whoever reads it may not be who wrote the settings.
         if path[0] is None:
             why = "must not be a secret, which may stand for any string inside params"
             raise InvalidCall(trail_of(path), why)
-        self._text(secret.name, path, "is a secret whose name ")
+        self._checked_text(secret.name, path, "is a secret whose name ")
         if secret.name not in self.secret_names:
-            why = f"names a secret that is not in SECRETS: {shown(secret.name)}"
+            why = f"names a secret that is not in SECRETS: {shown_name(secret.name)}"
             raise InvalidCall(trail_of(path), why)
         self.has_secrets = True
         return secret
 
-    def _number(self, number: Any, path: Any) -> int | float:
+    def _checked_number(self, number: Any, path: Any) -> int | float:
         if isinstance(number, float):
             if isfinite(number):
                 return float.__float__(number)
@@ -128,7 +130,7 @@ class _Copying:
             why = f"is not JSON but {kind_of(number)}; {advice}"
         elif -_HUGE < number < _HUGE:
             if not -_WIDE <= number < _WIDE:
-                self._count(number.bit_length() * 3 // 10)
+                self._count_bytes(number.bit_length() * 3 // 10)
             return int.__int__(number)
         else:
             why = f"is a number of more than {MAX_DIGITS} digits"
@@ -147,9 +149,9 @@ def check_key(key: object) -> str:
     if key is None or key == "":
         return ""
     if isinstance(key, Mapping):
-        named = dict(_key_part(name, value) for name, value in key.items())
-        return _name("key", encode(dict(sorted(named.items()))), "") if named else ""
-    text = _name("key", key, "must be a string or a dict of names, not")
+        named = dict(_checked_key_part(name, value) for name, value in key.items())
+        return _checked_name("key", encode(dict(sorted(named.items()))), "") if named else ""
+    text = _checked_name("key", key, "must be a string or a dict of names, not")
     if text.lstrip().startswith("{") and _is_json_object(text):
         raise InvalidCall(
             "key", "is the text of a JSON object; give the dict itself for a key of several names"
@@ -163,16 +165,16 @@ def check_cost(cost: object) -> int | dict[str, int]:
         return 1
     if isinstance(cost, Mapping):
         return {
-            _name("cost", unit, "has a unit that is not a name but"): _whole(
+            _checked_name("cost", unit, "has a unit that is not a name but"): _checked_int(
                 path_of("cost", unit), amount, 0, MAX_COST
             )
             for unit, amount in cost.items()
         } or 1
-    return _whole("cost", cost, 0, MAX_COST)
+    return _checked_int("cost", cost, 0, MAX_COST)
 
 
 def check_priority(priority: object) -> int:
-    return _whole("priority", priority, -32768, 32767)
+    return _checked_int("priority", priority, -32768, 32767)
 
 
 def check_times(now: datetime, not_before: object, expires_at: object) -> None:
@@ -207,27 +209,29 @@ def check_unique_key(unique_key: object) -> str | None:
         raise InvalidCall(
             "unique_key", "is empty: every such call would be the same; give None for no unique key"
         )
-    return None if unique_key is None else _name("unique_key", unique_key, "must be a string, not")
+    if unique_key is None:
+        return None
+    return _checked_name("unique_key", unique_key, "must be a string, not")
 
 
 def check_callback(callback: object) -> str | None:
     if callback is None:
         return None
     given = callback.name if isinstance(callback, Task) else callback
-    name = _name("callback", given, "must be a Celery task or the name of one, not")
+    name = _checked_name("callback", given, "must be a Celery task or the name of one, not")
     if not TASK_NAME.fullmatch(name):
         raise InvalidCall("callback", "is not the name of a Celery task, such as 'shop.tasks.paid'")
     return name
 
 
-def _key_part(name: object, value: object) -> tuple[str, str]:
-    named = _name("key", name, "has a name that is not a string but")
+def _checked_key_part(name: object, value: object) -> tuple[str, str]:
+    named = _checked_name("key", name, "has a name that is not a string but")
     field = path_of("key", named)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InvalidCall(field, f"must be a string or a whole number, not {kind_of(value)}")
     if isinstance(value, int):
         return named, int.__repr__(value) if abs(value) < 10**MAX_TEXT else "9" * (MAX_TEXT + 1)
-    return named, _name(field, value, "") if value else ""
+    return named, _checked_name(field, value, "") if value else ""
 
 
 def _is_json_object(text: str) -> bool:
@@ -237,7 +241,7 @@ def _is_json_object(text: str) -> bool:
         return False
 
 
-def _whole(field: str, value: object, least: int, most: int) -> int:
+def _checked_int(field: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidCall(field, f"must be a whole number, not {kind_of(value)}")
     if not least <= value <= most:
@@ -245,12 +249,12 @@ def _whole(field: str, value: object, least: int, most: int) -> int:
     return int(value)
 
 
-def _name(field: str, value: object, but: str) -> str:
+def _checked_name(field: str, value: object, wanted: str) -> str:
     """A text that fits its column, and may be shown anywhere: in a log, a table, a terminal."""
     if not isinstance(value, str) or not value:
-        raise InvalidCall(field, f"{but} {kind_of(value)}")
+        raise InvalidCall(field, f"{wanted} {kind_of(value)}")
     is_unseen = _UNSEEN.search(value)
-    if flaw := "contains a control character or a line break" if is_unseen else text_flaw(value):
+    if flaw := "contains a control character or a line break" if is_unseen else storage_flaw(value):
         raise InvalidCall(field, flaw)
     if len(value) > MAX_TEXT:
         raise InvalidCall(field, f"is longer than {MAX_TEXT} characters")

@@ -43,7 +43,7 @@ def travel(
 
     clock, before = Clock(), server_clock.ahead
     active_clocks.append(clock)
-    with _shifted_now():
+    with _shift_now():
         try:
             clock.forward(by, **parts)
             if to is not None:
@@ -55,7 +55,7 @@ def travel(
 
 
 @contextmanager
-def _waits_of_permits() -> Iterator[None]:
+def _permits_travel() -> Iterator[None]:
     """A permit that waits moves the clock to when it need wait no more, instead of sleeping."""
     from callqueue.permits import permit, waiting
 
@@ -71,7 +71,7 @@ def _waits_of_permits() -> Iterator[None]:
 
 
 def forget_readings() -> None:
-    """Forget them: the clock did not jump, but a test moved it, or its time begins just now."""
+    """Forget how the clock was read: it did not jump, but a test moved it, or begins just now."""
     from callqueue.ledger import ledger_time
 
     ledger_time.forget_readings(is_new=False)
@@ -85,7 +85,8 @@ def _set_ahead(ahead: timedelta) -> None:
 
 
 @contextmanager
-def _shifted_now() -> Iterator[None]:
+def _shift_now() -> Iterator[None]:
+    """Have `timezone.now`, new rows' times and permits go by the clock that is ahead."""
     from django.utils import timezone
 
     from callqueue import database, tables
@@ -105,7 +106,7 @@ def _shifted_now() -> Iterator[None]:
         tables.CallQueue._meta.get_field("due_at_dt"),
         tables.Hold._meta.get_field("began_at"),
     ]
-    with mock.patch.object(timezone, "now", now), _waits_of_permits():
+    with mock.patch.object(timezone, "now", now), _permits_travel():
         for column in columns:
             column.__dict__["_get_default"] = database.ClockNow
         try:

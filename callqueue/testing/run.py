@@ -53,9 +53,9 @@ def run_callqueue(
         for _ in range(max_passes):
             made = run.make_pass()
             if not until_idle or not (made or run.wait_or_travel(skip_waits)):
-                tasks.check()
+                tasks.raise_failures()
                 return run.attempts
-        tasks.check()
+        tasks.raise_failures()
     raise AssertionError(
         f"the queue was not idle after {max_passes} passes: does a call send another without end?"
     )
@@ -65,6 +65,8 @@ arun_callqueue = sync_to_async(run_callqueue)  # in async tests
 
 
 class _Run:
+    """Passes of a dispenser over all rules, whose calls are made here as they are released."""
+
     def __init__(self, using: str) -> None:
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.dispatch.next_look import RuleGroup
@@ -128,7 +130,7 @@ class _Tasks:
         self.failures: list[str] = []
         self.error: BaseException | None = None
 
-    def check(self) -> None:
+    def raise_failures(self) -> None:
         if self.failures:
             raise CallbackFailed("\n".join(self.failures)) from self.error
 

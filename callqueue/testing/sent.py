@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
-from callqueue.testing.transport import is_url_of
+from callqueue.testing.transport import url_matches
 
 if TYPE_CHECKING:
     from callqueue.managers import CallQueueQuerySet
@@ -21,11 +21,11 @@ class Sent(Sequence["CallQueue"]):
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
-        self._after: int = _rows(using).order_by("-pk").values_list("pk", flat=True).first() or 0
+        self._after: int = _calls(using).order_by("-pk").values_list("pk", flat=True).first() or 0
 
     @property
     def calls(self) -> list[CallQueue]:
-        return list(_rows(self._using).exclude(method=PERMIT).filter(pk__gt=self._after))
+        return list(_calls(self._using).exclude(method=PERMIT).filter(pk__gt=self._after))
 
     @property
     def last(self) -> CallQueue:
@@ -34,7 +34,7 @@ class Sent(Sequence["CallQueue"]):
     def assert_call_sent(self, *, count: int | None = None, **what: Any) -> CallQueue | None:
         """See the function `assert_call_sent`; looks at these calls only."""
         __tracebackhide__ = True
-        return _newest(_rows(self._using).filter(pk__gt=self._after), count, what)
+        return _newest_or_fail(_calls(self._using).filter(pk__gt=self._after), count, what)
 
     def assert_nothing_sent(self) -> None:
         __tracebackhide__ = True
@@ -72,39 +72,39 @@ def assert_call_sent(
     (`method="permit"`) the param is the `label`.
     """
     __tracebackhide__ = True
-    return _newest(_rows(using), count, what)
+    return _newest_or_fail(_calls(using), count, what)
 
 
-def _newest(
-    rows: CallQueueQuerySet, count: int | None, what: Mapping[str, Any]
+def _newest_or_fail(
+    rows: CallQueueQuerySet, count: int | None, wanted: Mapping[str, Any]
 ) -> CallQueue | None:
     __tracebackhide__ = True
-    is_of_permits = str(what.get("method")).lower() == PERMIT
+    is_of_permits = str(wanted.get("method")).lower() == PERMIT
     calls = rows.filter(method=PERMIT) if is_of_permits else rows.exclude(method=PERMIT)
-    looked_at = [(call, _differences(call, what)) for call in calls]
+    looked_at = [(call, _differing_values(call, wanted)) for call in calls]
     found = [call for call, wrong in looked_at if not wrong]
     if len(found) == count or (count is None and found):
         return found[-1] if found else None
     lines = [
-        f"\n  {_described(call)}" + (f"  [{_listed(wrong)}]" if wrong else "")
+        f"\n  {_described(call)}" + (f"  [{_as_keywords(wrong)}]" if wrong else "")
         for call, wrong in looked_at
     ]
     times = "" if count is None else f" {count} times, but {len(found)} times"
-    wanted, there = _listed(what) or "any", "".join(lines) or " nothing"
-    raise AssertionError(f"not sent{times}: {wanted}; sent:{there}")
+    looked_for, there = _as_keywords(wanted) or "any", "".join(lines) or " nothing"
+    raise AssertionError(f"not sent{times}: {looked_for}; sent:{there}")
 
 
-def _differences(call: CallQueue, what: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: _value(call, name) for name in what}
-    return {n: value for n, value in values.items() if not _is_wanted(n, what[n], value)}
+def _differing_values(call: CallQueue, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: _value_of(call, name) for name in wanted}
+    return {n: value for n, value in values.items() if not _is_as_wanted(n, wanted[n], value)}
 
 
-def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
+def _is_as_wanted(name: str, wanted: Any, value: Any) -> bool:
     if name == "url":  # a secret, where the call's URL is one
         url = value if isinstance(value, str) else ""
         if callable(wanted):
             return bool(wanted(url))
-        return wanted == value or (isinstance(wanted, str) and is_url_of(wanted, url))
+        return wanted == value or (isinstance(wanted, str) and url_matches(wanted, url))
     if name == "method":
         return str(wanted).lower() == str(value).lower()
     if name == "headers" and isinstance(wanted, Mapping):
@@ -119,13 +119,13 @@ def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
     return bool((list(wanted) if isinstance(wanted, tuple) else wanted) == value)
 
 
-def _rows(using: str | None) -> CallQueueQuerySet:
+def _calls(using: str | None) -> CallQueueQuerySet:
     from callqueue.models import CallQueue
 
     return CallQueue.objects.using(using or CallQueue.objects.db_for_write).order_by("pk")
 
 
-def _value(call: CallQueue, name: str) -> Any:
+def _value_of(call: CallQueue, name: str) -> Any:
     if name in COLUMNS:
         return getattr(call, name)
     if name == "status":
@@ -147,5 +147,5 @@ def _described(call: CallQueue) -> str:
     return f"{call.call_data.get('method')} {target} (rule {call.rule}, {status})"
 
 
-def _listed(values: Mapping[str, Any]) -> str:
+def _as_keywords(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())

@@ -78,9 +78,7 @@ class FakeTransport:
         self.answers = {pattern: answer, **{k: v for k, v in self.answers.items() if k != pattern}}
 
     def check(self) -> None:
-        """Raise the UnexpectedRequest of a call that had no answer: whoever made it took it for a
-        fault of the call's.
-        """
+        """Raise what a request without an answer raised: its call took it for its own fault."""
         if self._failed:
             raise self._failed.pop(0)
 
@@ -90,32 +88,32 @@ class FakeTransport:
         if not self.answers and self.default is None and _is_this_machine(params["url"]):
             return self._real(method, params, policy=policy, timeouts=timeouts, gate=gate)
         try:
-            return self._answer(_as_request(method, params), gate)
+            return self._answer_request(_prepared_request(method, params), gate)
         except AssertionError as error:
             self._failed.append(error)
             raise
 
-    def _answer(self, made: Request, gate: Any) -> wire.Answer:
+    def _answer_request(self, made: Request, gate: Any) -> wire.Answer:
         from callqueue.execution import wire
 
-        given, gate = self._given_for(made), gate or wire.Gate()
+        given, gate = self._answer_for(made), gate or wire.Gate()
         try:
             gate.wait()
         except wire.Dropped as dropped:
             return wire.Answer(None, None, error=str(dropped), dropped=True)
         sent_at = clocks.monotonic()
-        if not _is_unsent(given):
+        if not _fails_unsent(given):
             gate.sent_at = sent_at
         self.requests.append(made)
         if callable(given) and not isinstance(given, type):
             given = given(made)
-        return _as_answer(given, made.url, sent_at)
+        return _to_wire_answer(given, made.url, sent_at)
 
-    def _given_for(self, made: Request) -> Any:
+    def _answer_for(self, made: Request) -> Any:
         known = (given for pattern, given in self.answers.items() if _matches(pattern, made))
         given = next(known, self.default)
         if given is not None:
-            return self._next_of(given)
+            return self._next_answer(given)
         # a URL may hold a secret, which nobody expected here
         target = made.url if self.answers else urlsplit(made.url).hostname
         listed = "".join(f"\n  {pattern}" for pattern in self.answers) or " none"
@@ -125,7 +123,7 @@ class FakeTransport:
             f"fake_transport({{...}}), which has:{listed}"
         )
 
-    def _next_of(self, given: Any) -> Any:
+    def _next_answer(self, given: Any) -> Any:
         if not isinstance(given, list) or not given:
             return given
         # the list is kept beside its copy: its id is nobody else's meanwhile
@@ -186,7 +184,7 @@ def answer(
     return response
 
 
-def _as_answer(given: Any, url: str, sent_at: Mono) -> wire.Answer:
+def _to_wire_answer(given: Any, url: str, sent_at: Mono) -> wire.Answer:
     import requests
 
     from callqueue.execution import wire
@@ -194,7 +192,7 @@ def _as_answer(given: Any, url: str, sent_at: Mono) -> wire.Answer:
     given = given() if isinstance(given, type) else given
     if isinstance(given, requests.RequestException):
         why = f"{type(given).__name__}: {given}".rstrip(": ")
-        sent = not _is_unsent(given)
+        sent = not _fails_unsent(given)
         return wire.Answer(None, sent_at if sent else None, error=why, sent=sent)
     if isinstance(given, BaseException):
         raise given
@@ -203,7 +201,7 @@ def _as_answer(given: Any, url: str, sent_at: Mono) -> wire.Answer:
     return wire.Answer(response, sent_at, sent=True)
 
 
-def _is_unsent(given: Any) -> bool:
+def _fails_unsent(given: Any) -> bool:
     import requests
 
     kind = given if isinstance(given, type) else type(given)
@@ -231,7 +229,7 @@ def _is_this_machine(url: str) -> bool:
         return False
 
 
-def _as_request(method: str, params: Mapping[str, Any]) -> Request:
+def _prepared_request(method: str, params: Mapping[str, Any]) -> Request:
     import requests
 
     composed = {name: params.get(name) for name in ("params", "data", "json", "headers", "cookies")}
@@ -246,11 +244,11 @@ def _matches(pattern: Any, made: Request) -> bool:
     if callable(pattern):
         return bool(pattern(made))
     method, _, url = pattern.rpartition(" ")
-    return method.upper() in ("", made.method) and is_url_of(url, made.url)
+    return method.upper() in ("", made.method) and url_matches(url, made.url)
 
 
-def is_url_of(pattern: str, url: str) -> bool:
-    """Whether a URL is the pattern's; without its query where the pattern has none."""
+def url_matches(pattern: str, url: str) -> bool:
+    """Whether the URL is as the pattern has it: without its query where that has none."""
     if "?" not in pattern:
         url = url.partition("?")[0]
         if url.endswith("/") and url.count("/") == 3 and pattern.count("/") == 2:

@@ -17,7 +17,7 @@ from callqueue import callbacks, clocks, database, states, tables
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.ledger.transaction import EndingCall, calls_to_end, untimed
+from callqueue.ledger.transaction import EndingCall, lock_calls_to_end, untimed
 from callqueue.limits.rules import Rule, backoff
 from callqueue.states import FINAL, Move
 
@@ -56,17 +56,17 @@ class Job:
 
     def now(self) -> datetime:
         """The latest that ledger time can be now."""
-        return self.shown_at(clocks.monotonic())
+        return self.ledger_time_at(clocks.monotonic())
 
     def wall(self, instant: datetime) -> datetime:
         """What the database's clock showed at an instant of ledger time, as of begin."""
         return instant + timedelta(microseconds=self.clock.moved)
 
-    def shown_at(self, instant: Mono) -> datetime:
+    def ledger_time_at(self, instant: Mono) -> datetime:
         """The latest that ledger time can have been at this monotonic instant."""
         return from_us(self.clock.latest(instant))
 
-    def slot_opens(self) -> Mono | None:
+    def slot_opens_at(self) -> Mono | None:
         """The monotonic instant at which its slot has certainly opened; None without a slot."""
         send_at = self.attempt.send_at
         return None if send_at is None else self.clock.monotonic_at(to_us(send_at))
@@ -121,7 +121,7 @@ def is_key_stale(job: Job, at: datetime) -> bool:
 
 def after_success(job: Job, value: object = None, note: str = "") -> Result:
     """The call is done. `value`: what a handler returned; `note`: what was odd about the answer."""
-    return _result(job, states.SUCCEEDED, states.DONE, "", error=note, value=value)
+    return _make_result(job, states.SUCCEEDED, states.DONE, "", error=note, value=value)
 
 
 def after_failure(job: Job, why: str, now: datetime, after: float | None = None) -> Result:
@@ -135,14 +135,14 @@ def after_failure(job: Job, why: str, now: datetime, after: float | None = None)
     due_at = now + timedelta(seconds=max(0.0, seconds))
     if is_key_stale(job, due_at):
         return after_giving_up(job, f"{why}; {STALE}", states.ERRORED, error=why)
-    return _result(job, states.ERRORED, states.ERROR, why, failed_count=failed, due_at=due_at)
+    return _make_result(job, states.ERRORED, states.ERROR, why, failed_count=failed, due_at=due_at)
 
 
 def after_throttle(job: Job, why: str, now: datetime, until: datetime) -> Result:
     """Goes again when the hold ends; no attempt is used up until `max_rate_limited` times."""
     throttled = job.call.throttled_count + 1
     if throttled < job.sound_rule.retry.max_rate_limited:
-        result = _result(job, states.THROTTLED, states.ERROR, why, due_at=until)
+        result = _make_result(job, states.THROTTLED, states.ERROR, why, due_at=until)
     else:
         seconds = max(0.0, (until - now) / timedelta(seconds=1))
         result = after_failure(job, f"{why} (throttled {throttled} times)", now, seconds)
@@ -159,7 +159,7 @@ def after_loss(job: Job, why: str, now: datetime) -> Result:
     if on_lost == "retry" or (on_lost == "auto" and method in IDEMPOTENT):
         return after_failure(job, why, now)
     failed = job.call.failed_count + 1
-    return _result(job, states.LOST, states.UNKNOWN, why, failed_count=failed)
+    return _make_result(job, states.LOST, states.UNKNOWN, why, failed_count=failed)
 
 
 def after_giving_up(
@@ -167,22 +167,22 @@ def after_giving_up(
 ) -> Result:
     """No retry can help. `outcome`: how the attempt ended; voided, it is not charged."""
     failed = job.call.failed_count + 1
-    return _result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
+    return _make_result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
 
 
 def after_void(job: Job, why: str, due_at: datetime | None = None) -> Result:
     """The attempt never reached the wire: the call waits as it did before, or until `due_at`."""
     call = job.call
     status = states.ERROR if call.failed_count or call.throttled_count else states.NEW
-    return _result(job, states.VOIDED, status, "", error=why, due_at=due_at or call.due_at_dt)
+    return _make_result(job, states.VOIDED, status, "", error=why, due_at=due_at or call.due_at_dt)
 
 
 def after_expiry(job: Job) -> Result:
     why = "its expires_at had passed before it could be sent"
-    return _result(job, states.VOIDED, states.EXPIRED, why, error="expired")
+    return _make_result(job, states.VOIDED, states.EXPIRED, why, error="expired")
 
 
-def _result(
+def _make_result(
     job: Job, outcome: str, status: int, why: str, *, error: str | None = None, **changed: Any
 ) -> Result:
     counts = {name: getattr(job.call, name) for name in ("failed_count", "throttled_count")}
@@ -194,6 +194,7 @@ MOST = 1000  # calls that one round ends
 
 
 def defer(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
+    """Keep what these jobs' calls become, for `end_deferred`: somebody has locked their rows."""
     rows = [
         tables.BelatedEnding(
             attempt_id=job.attempt.id,
@@ -217,12 +218,12 @@ def end_deferred(using: str) -> int:
     def work() -> list[dict[str, Any]]:
         rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
         wanted = [row.call_id for row in rows]
-        free, _ = calls_to_end(using, wanted)
+        free, _ = lock_calls_to_end(using, wanted)
         there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
         settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
         kept.filter(pk__in=settled).delete()
         ended = [
-            as_by_now(_from_json(row), free[row.call_id])
+            with_later_changes(_from_json(row), free[row.call_id])
             for row in rows
             if is_ending(free.get(row.call_id), row.number)
         ]
@@ -231,7 +232,8 @@ def end_deferred(using: str) -> int:
 
     ended = untimed(using, work)
     for status in {columns["status"] for columns in ended} & set(FINAL):
-        callbacks.tell(using, [one["pk"] for one in ended if one["status"] == status], status)
+        pks = [one["pk"] for one in ended if one["status"] == status]
+        callbacks.log_and_announce(using, pks, status)
     return len(ended)
 
 
@@ -240,8 +242,8 @@ def is_ending(call: EndingCall | None, number: int) -> bool:
     return call is not None and call.status in Move.RECORD.sources and call.last_attempt == number
 
 
-def as_by_now(columns: dict[str, Any], call: EndingCall) -> dict[str, Any]:
-    """What an attempt's end makes of its call, with what other code has changed since it began."""
+def with_later_changes(columns: dict[str, Any], call: EndingCall) -> dict[str, Any]:
+    """These columns, changed by what other code has made of the call since its attempt began."""
     if call.postponed is not None:
         columns["due_at_dt"] = max(columns["due_at_dt"], call.postponed)
     columns["callback_pending"] |= bool(call.callback) and columns["status"] in FINAL

@@ -1,6 +1,6 @@
 """The page of verbs: every write of a call's or an attempt's state, each a fenced update.
 
-release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle. Rows are
+release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue. Rows are
 locked first and judged then, or the update itself names what it starts from: so of two moves at
 once one wins, and the other changes nothing. An open attempt is inserted where it is charged
 (`dispatch.release_pass`), in the transaction of its release.
@@ -25,9 +25,9 @@ from callqueue.ledger.ledger_time import LedgerNow, moved_sql
 from callqueue.ledger.transaction import (
     Locked,
     as_ending,
-    calls_to_change,
-    free_pairs,
-    unbegun_of,
+    lock_calls_to_change,
+    lock_free_pairs,
+    lock_unbegun_of,
     untimed,
 )
 from callqueue.states import FINAL, LOST, Move
@@ -51,7 +51,6 @@ def release(
 ) -> list[Row]:
     """Release calls, by the queue that each goes by, at an instant of wall time. In the transaction
     that charges them, and has them locked in a state that may be released.
-
     A released call is due by then: one that is due later was postponed since. A crash of the
     database may lose a release: its call waits as before, and its message finds nothing to begin.
     What is begun with its charge waits for the disk, and returns these columns of the calls ("c").
@@ -67,17 +66,16 @@ def release(
             f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE {which}"
         )
         if reads is None:
-            lazily = database.without_waiting_for_disk(using) if is_lazy else ""
+            lazily = database.lazy_commit_sql(using) if is_lazy else ""
             database.run(using, f"{update}{lazily}", [queue, at, at, at])
         else:
-            found += reads.changed(update, [queue, at, at, at], f"FROM {table} c {which}")
+            found += reads.updated(update, [queue, at, at, at], f"FROM {table} c {which}")
     return found
 
 
 def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
     """Take attempts that were read to be free, or this worker's; the ids of those that it has now.
     One that somebody has locked is passed over. Each row has "pk" first.
-
     `moved`: how far the ledger was moved when the clock was read for them. It is part of the fence:
     who finds a jump mends the leases that are there by then.
     """
@@ -93,8 +91,8 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
 
 
 def tell(using: str, rows: Sequence[Row]) -> int:
-    """Write when open ones were sent, if still their worker's; the count. Rows: pk, worker."""
-    return _of_their_workers(using, rows)
+    """Write when open attempts were sent, if still their worker's; the count. Rows: pk, worker."""
+    return _update_if_own(using, rows)
 
 
 def record(
@@ -102,15 +100,14 @@ def record(
 ) -> Sequence[Result]:
     """Write the ends of attempts that are still their worker's own, and what their calls become;
     the results that stand then, those of an earlier try included whose answer was lost.
-
     Each row has "pk" and "worker". What a call becomes that somebody has locked is kept for later.
     """
-    count = _of_their_workers(using, rows)
+    count = _update_if_own(using, rows)
     if count < len(rows):
         results = _only_written(using, results, rows)
     results = [_with_due_at_corrected(result, locked.reading) for result in results]
     ended = [
-        ends.as_by_now(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
+        ends.with_later_changes(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
         for one in results
         if ends.is_ending(locked.calls.get(one.job.call.id), one.job.attempt.number)
     ]
@@ -122,7 +119,8 @@ def record(
     return results
 
 
-def _of_their_workers(using: str, rows: Sequence[Row]) -> int:
+def _update_if_own(using: str, rows: Sequence[Row]) -> int:
+    """Update the open attempts that are still these rows' workers'; the count."""
     is_open = "t.finished_at IS NULL"
     return database.update_each(tables.CallAttempt, using, rows, is_open, unchanged="worker")
 
@@ -146,14 +144,14 @@ def lose(
     lost = tables.attempts(using).filter(pk__in=attempt_ids)
     lost.update(finished_at=locked.now, outcome=LOST, error_message=why)
     rows = [
-        ends.as_by_now(columns_of_call(one, locked.wall), as_ending(one.job.call))
+        ends.with_later_changes(columns_of_call(one, locked.wall), as_ending(one.job.call))
         for one in results
     ]
     fence = f"t.status IN ({database.listed(Move.LOSE.sources)})"
     return database.update_each(tables.CallQueue, using, rows, where=fence)
 
 
-def undo(using: str, attempt_ids: Sequence[int]) -> int:
+def void_and_log(using: str, attempt_ids: Sequence[int]) -> int:
     """Void attempts that no worker has begun, and say so; the count of calls."""
     count = void(using, attempt_ids)
     if count:
@@ -161,7 +159,7 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
     return count
 
 
-def undo_begun(using: str, worker: str) -> int:
+def void_begun(using: str, worker: str) -> int:
     """Void what a pass has begun for this worker, who made none; the count of calls. First it is as
     if nobody had begun it: what somebody has locked is taken back by recovery then, and not lost.
     """
@@ -172,14 +170,14 @@ def undo_begun(using: str, worker: str) -> int:
     rows = [{"pk": pk, **as_unbegun} for pk in ids]
     fence = "t.worker = %s AND t.finished_at IS NULL"
     database.update_free(tables.CallAttempt, using, rows, fence, [worker])
-    return undo(using, ids)
+    return void_and_log(using, ids)
 
 
-def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
+def void_released(using: str, rules: Sequence[str], since: datetime) -> int:
     """Void what was released of these rules since then and not begun, and say so; the count."""
     released = tables.attempts(using).unbegun().filter(rule__in=rules, released_at__gte=since)
     ids = list(released.values_list("pk", flat=True))
-    return undo(using, ids) if ids else 0
+    return void_and_log(using, ids) if ids else 0
 
 
 def void(using: str, attempt_ids: Iterable[int]) -> int:
@@ -192,7 +190,7 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     expiry = Case(of_permit, default=F("expires_at_dt"), output_field=DateTimeField())
 
     def work() -> int:
-        pairs = free_pairs(using, attempt_ids, begun=False)
+        pairs = lock_free_pairs(using, attempt_ids, begun=False)
         _void_locked(using, [pair.attempt.pk for pair in pairs])
         back = [pair.call.pk for pair in pairs if pair.call]
         calls = tables.calls(using).filter(pk__in=back)
@@ -208,7 +206,6 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
 
 def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
     """End these calls by a move that has one end, and announce them; those that nobody had locked.
-
     `by`: the column that makes them overdue, which must not have changed meanwhile.
     """
     seen = dict(overdue.values_list("pk", by))
@@ -224,11 +221,11 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
             for pk, status, value in rows.values_list("pk", "status", by)
             if status in move.sources and value == seen[pk]
         ]
-        calls.filter(pk__in=free).update(**ended(end), **columns)
+        calls.filter(pk__in=free).update(**columns_of_end(end), **columns)
         return free
 
     gone = untimed(using, work)
-    callbacks.tell(using, gone, end)
+    callbacks.log_and_announce(using, gone, end)
     return gone
 
 
@@ -239,7 +236,7 @@ def fail(using: str, reasons: Mapping[int, str]) -> None:
     for pk, why in reasons.items():
         alike.setdefault(why, []).append(pk)
     for why, pks in alike.items():
-        waiting.filter(pk__in=pks).update(**ended(states.FAILED), error_message=why)
+        waiting.filter(pk__in=pks).update(**columns_of_end(states.FAILED), error_message=why)
 
 
 def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
@@ -257,22 +254,23 @@ def cancel(using: str, pks: Sequence[int]) -> int:
     gone = untimed(using, lambda: _cancel(using, pks))
     if gone:
         events.emit("call_cancelled", calls=len(gone), first=gone[0])
-        transaction.on_commit(lambda: callbacks.tell(using, gone, states.CANCELLED), using=using)
+        transaction.on_commit(
+            lambda: callbacks.log_and_announce(using, gone, states.CANCELLED), using=using
+        )
     return len(gone)
 
 
-def settle(using: str, call: CallQueue, status: int, why: str) -> bool:
-    """End it DONE or FAILED, as the rule's hook said; False where it has gone on since."""
-    columns = {**ended(status), "error_message": why[:LONGEST_MESSAGE]}
-    changed = bool(_unsettled(using, call).update(**columns))
+def end_unknown(using: str, call: CallQueue, status: int, why: str) -> bool:
+    """End it DONE or FAILED, as the rule's hook said, and announce it; False: it has gone on."""
+    columns = {**columns_of_end(status), "error_message": why[:LONGEST_MESSAGE]}
+    changed = bool(_still_unknown(using, call).update(**columns))
     if changed:
-        callbacks.tell(using, [call.pk], status)
+        callbacks.log_and_announce(using, [call.pk], status)
     return changed
 
 
-def send_again(using: str, call: CallQueue, after: float) -> bool:
-    """Requeue an UNKNOWN call since the rule's hook said so; False where it has gone on.
-
+def requeue_unknown(using: str, call: CallQueue, after: float) -> bool:
+    """Requeue an UNKNOWN call in `after` seconds, as its rule's hook said; False: it has gone on.
     The count of the hook's questions stays, so that a hook cannot go round for ever.
     """
     columns: dict[str, Any] = {"reconcile_count": F("reconcile_count")}
@@ -281,7 +279,7 @@ def send_again(using: str, call: CallQueue, after: float) -> bool:
         columns |= {"due_at_dt": due, "ready": False}
 
     def work() -> bool:
-        is_unsettled = _unsettled(using, call).exists()
+        is_unsettled = _still_unknown(using, call).exists()
         return is_unsettled and bool(_requeue(using, [call.pk], Move.RECONCILE, columns))
 
     if changed := untimed(using, work):
@@ -289,7 +287,7 @@ def send_again(using: str, call: CallQueue, after: float) -> bool:
     return changed
 
 
-def ended(status: int) -> dict[str, Any]:
+def columns_of_end(status: int) -> dict[str, Any]:
     """The columns of a call that every final state sets."""
     has_none = Q(callback__isnull=True) | Q(callback="")
     if callbacks.tells_results(status):
@@ -312,8 +310,8 @@ def _requeue(
     using: str, pks: Sequence[int], move: Move, columns: Mapping[str, Any] | None = None
 ) -> int:
     """Make them NEW, with these columns; the count. No permits: their code has gone on."""
-    calls, as_new = tables.calls(using), {**_as_new(), **(columns or {})}
-    found = calls_to_change(using, pks, "unique_key", "status", "method")
+    calls, as_new = tables.calls(using), {**_columns_of_new(), **(columns or {})}
+    found = lock_calls_to_change(using, pks, "unique_key", "status", "method")
     keys = [
         (pk, unique_key)
         for pk, unique_key, status, method in found
@@ -330,7 +328,7 @@ def _requeue(
     return count
 
 
-def _as_new() -> dict[str, Any]:
+def _columns_of_new() -> dict[str, Any]:
     now = database.ClockNow()
     return {
         "status": states.NEW,
@@ -352,18 +350,18 @@ def _as_new() -> dict[str, Any]:
 
 
 def _cancel(using: str, pks: Sequence[int]) -> list[int]:
-    found = calls_to_change(using, pks, "status", "last_attempt")
+    found = lock_calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
-    unbegun = unbegun_of(using, last) if last else []
+    unbegun = lock_unbegun_of(using, last) if last else []
     _void_locked(using, [pk for pk, _, _ in unbegun])
     gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
     gone += [call for _, call, number in unbegun if last[call] == number]
-    tables.calls(using).filter(pk__in=gone).update(**ended(states.CANCELLED))
+    tables.calls(using).filter(pk__in=gone).update(**columns_of_end(states.CANCELLED))
     return sorted(gone)
 
 
-def _void_locked(using: str, ids: Sequence[int]) -> None:
-    tables.attempts(using).filter(pk__in=ids).update(
+def _void_locked(using: str, attempt_ids: Sequence[int]) -> None:
+    tables.attempts(using).filter(pk__in=attempt_ids).update(
         finished_at=LedgerNow(),
         outcome=states.VOIDED,
         charged=F("cost"),
@@ -371,7 +369,7 @@ def _void_locked(using: str, ids: Sequence[int]) -> None:
     )
 
 
-def _unsettled(using: str, call: CallQueue) -> Any:
+def _still_unknown(using: str, call: CallQueue) -> Any:
     unknown = tables.calls(using).filter(status__in=Move.RECONCILE.sources)
     return unknown.filter(pk=call.pk, last_attempt=call.last_attempt)
 
@@ -403,10 +401,9 @@ def owes_announcement(result: Result) -> bool:
 
 
 def clock_correction(result: Result, reading: Reading) -> timedelta:
-    """How far the result's instants, as of begin, lie before the latest possible by this reading.
-
-    0 within the tolerance: the two clocks have gone on alike, and those of begin are closer. Time
-    is counted to just before the reading, so what is moved by this never gets too early.
+    """How far the result's instants, as of begin, lie before the latest possible by this reading. 0
+    within the tolerance: the two clocks have gone on alike, and those of begin are closer. Time is
+    counted to just before the reading, so what is moved by this never gets too early.
     """
     if result.ended_at is None or not result.ended_mono:
         return timedelta(0)

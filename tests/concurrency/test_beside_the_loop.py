@@ -378,7 +378,7 @@ def test_what_a_call_owes_anew_while_its_callback_is_sent_is_sent_too(
             monkeypatch.setattr(
                 broker, "send_by_name", lambda app, name, args: told.append(args[1])
             )
-            assert transitions.settle("default", call, states.DONE, "")
+            assert transitions.end_unknown("default", call, states.DONE, "")
 
     monkeypatch.setattr(broker, "send_by_name", settle_meanwhile)
     tasks.announce([call.pk])
@@ -458,7 +458,7 @@ def test_a_sender_that_dies_leaves_its_callbacks_to_others(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks, "_send", die)
+        patch.setattr(callbacks, "_send_owed", die)
         with pytest.raises(KeyboardInterrupt):
             tasks.announce(ids)
     monkeypatch.setattr(broker, "send_by_name", lambda *_: None)

@@ -157,7 +157,7 @@ class Hammer:
             ids = [one.attempt_id for one in release("default", [rule], batch=20).released]
             lost = self.random.random()
             if ids and lost < 0.2:
-                transitions.undo("default", ids)
+                transitions.void_and_log("default", ids)
             elif ids and lost < 0.9:
                 self._messages.put(ids)
                 self._messages.put(ids[:3])  # delivered twice

@@ -73,7 +73,7 @@ def test_what_is_due_later_or_rolled_back_does_not_ring_nor_does_nothing(bell: A
 def test_a_busy_dispenser_is_not_rung_for(bell: Any) -> None:
     bell.wait(threading.Event(), 0)  # it has work: it does not wait
     together(send)
-    assert not database.wait_for_word("default", 0.05)
+    assert not database.wait_for_notification("default", 0.05)
     assert bell.wait(threading.Event(), 5) == {""}, "it is idle again, and looks once more"
     together(send)
     assert bell.wait(threading.Event(), 20) == {"default"}
@@ -134,12 +134,26 @@ def _is_armed() -> bool:
         return bool(cursor.fetchone()[0])
 
 
+def test_after_two_words_for_nothing_senders_are_let_be_for_a_while(bell: Any) -> None:
+    def hear() -> None:
+        together(send)
+        assert bell.wait(threading.Event(), 20)
+        bell.wait(threading.Event(), 0.1)
+
+    hear()
+    bell.note_served()
+    hear()
+    assert _is_armed()
+    hear()
+    assert not _is_armed()
+
+
 def test_a_bell_that_was_closed_leaves_nothing_behind(bell: Any) -> None:
     bell.close()
     assert not _is_armed()
     assert not database.rows("default", "SELECT pg_listening_channels()")
     together(send)
-    assert not database.wait_for_word("default", 0.05)
+    assert not database.wait_for_notification("default", 0.05)
 
 
 def test_a_connection_that_breaks_while_it_is_waited_on_is_a_database_that_is_away() -> None:
@@ -149,6 +163,6 @@ def test_a_connection_that_breaks_while_it_is_waited_on_is_a_database_that_is_aw
         connection.ensure_connection()
         connection.connection.close()
         with pytest.raises((DatabaseError, InterfaceError)):
-            database.wait_for_word("default", 5)
+            database.wait_for_notification("default", 5)
 
     together(wait_on_a_broken_one)

@@ -104,7 +104,9 @@ def test_a_permit_that_somebody_has_locked_keeps_back_no_other(rules: Rules) -> 
     control.resume("default", "r")
     with transaction.atomic():
         list(CallQueue.objects.select_for_update().filter(pk=waiter.pk))
-        passing, found = in_a_thread(lambda: (pass_now(waiter), waiter.pass_at - waiting.now()))
+        passing, found = in_a_thread(
+            lambda: (pass_now(waiter), waiter.next_pass_at - waiting.now())
+        )
         passing.join(1)
         other, taken_by_other = in_a_thread(lambda: taken(wait=1.0))
         other.join(10)
@@ -126,7 +128,7 @@ def test_what_operators_do_is_minded_by_who_waits_and_not_asked_for_all_the_time
     waiter = new_waiter()
     waiter.step()
     pass_now(waiter)
-    assert waiter.pass_at - waiting.now() > 0.5
+    assert waiter.next_pass_at - waiting.now() > 0.5
     waiter.withdraw()
     assert refusal("held").until is None
     assert not found
@@ -321,7 +323,7 @@ def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
     """A row that comes late would be charged, though nobody would begin it."""
     rules(r=Rule(limits=[SlidingWindow("9/h")]))
     one, late = new_waiter(), list[Any]()
-    inserted, commits = one._insert, pytest.MonkeyPatch()
+    inserted, commits = one._insert_row, pytest.MonkeyPatch()
 
     def lost() -> None:
         commits.undo()
@@ -334,7 +336,7 @@ def test_a_sign_of_life_whose_commit_comes_through_late_is_no_second_permit(
             commits.setattr(connection, "_commit", lost)
         return inserted(*given, **more)
 
-    monkeypatch.setattr(one, "_insert", insert)
+    monkeypatch.setattr(one, "_insert_row", insert)
     with monkeypatch.context() as others:
         others.setattr(release_pass, "_lock", lambda *_: None)
         one.step()
@@ -510,7 +512,7 @@ def test_a_keeper_whose_connection_was_cut_takes_another(rules: Rules) -> None:
     rules(r=Rule())
     is_postgresql = connection.vendor == "postgresql"
     pid = "pg_backend_pid()" if is_postgresql else "CONNECTION_ID()"
-    cut = apart._hand_over("default", lambda: database.rows("default", f"SELECT {pid}"))
+    cut = apart._hand_to_keeper("default", lambda: database.rows("default", f"SELECT {pid}"))
     [(own,)] = cut.result(30)
     database.run(
         "default", f"SELECT pg_terminate_backend({own})" if is_postgresql else f"KILL {own}"

@@ -134,7 +134,7 @@ def test_who_is_frozen_while_he_states_his_opinion_keeps_nobody_else_back(rules:
 
     def states(freeze: Any) -> None:
         with database.writing("default"):
-            settings._locked("default")
+            settings._lock_stated("default")
             freeze()
 
     with beside_a_frozen(states) as went_on:
@@ -163,7 +163,7 @@ def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_
                 freeze()
 
         monkeypatch.setattr(ready_calls, "wake_all", wake)
-        monkeypatch.setattr(holds, "_lay", freeze)
+        monkeypatch.setattr(holds, "_lay_one", freeze)
         if at_work_on == "a record":
             timed("default", freeze)
         elif at_work_on == "a hold":

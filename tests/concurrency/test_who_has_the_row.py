@@ -106,7 +106,7 @@ def begins(call: CallQueue, ids: list[int], jobs: list[Job]) -> int:
 
 
 def records(status: int) -> Callable[[CallQueue, list[int], list[Job]], int]:
-    return lambda call, ids, jobs: recorder.write("default", [answered(jobs[0], status)])
+    return lambda call, ids, jobs: recorder.record_once("default", [answered(jobs[0], status)])
 
 
 def requeues(call: CallQueue, ids: list[int], jobs: list[Job]) -> int:
@@ -212,9 +212,9 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
     CallQueue.objects.update(status=Status.NEW, ready=True)
     (second,) = claim.begin("default", released_by("r"))
     if end == "undo":
-        assert transitions.undo("default", first) == 0
+        assert transitions.void_and_log("default", first) == 0
     elif end == "record":
-        assert recorder.write("default", [answered(jobs[0], 500)]) == 1
+        assert recorder.record_once("default", [answered(jobs[0], 500)]) == 1
     else:
         CallAttempt.objects.filter(pk__in=first).update(
             lease_until=ledger_time.now("default") - PAST
@@ -222,7 +222,7 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
         assert recovery.recover("default") == 0
     ended = {"undo": VOIDED, "void": VOIDED, "lost": LOST, "record": states.ERRORED}[end]
     assert (outcomes(call), statuses(call)) == ([ended, OPEN], [Status.DISPATCHED])
-    assert recorder.write("default", [answered(second)]) == 1
+    assert recorder.record_once("default", [answered(second)]) == 1
     assert statuses(call) == [Status.DONE]
 
 
@@ -264,7 +264,7 @@ BESIDE = {
     "a rule that is gone": Beside(_due(rule="gone", due_at_dt=_past, ready=True), lambda _: recovery.fail_orphans("default"), (Status.NEW, Status.FAILED), Status.FAILED),
     "what nobody began": Beside(_released, lambda _: recovery.void_unbegun("default"), (Status.DISPATCHED, Status.NEW), Status.NEW),
     "what fell silent": Beside(_begun, lambda _: recovery.end_lost("default"), (Status.DISPATCHED, Status.UNKNOWN), Status.UNKNOWN),
-    "a refused publish": Beside(_released, lambda ids: transitions.undo("default", ids), (Status.DISPATCHED, Status.NEW), Status.NEW),
+    "a refused publish": Beside(_released, lambda ids: transitions.void_and_log("default", ids), (Status.DISPATCHED, Status.NEW), Status.NEW),
 }  # fmt: skip
 
 
@@ -314,7 +314,7 @@ def test_what_is_written_afterwards_is_what_would_have_been_written(
     reports = [answered(jobs[call.pk], status) for call in (first, second)]
     reports[1].due_at = reports[0].due_at  # the backoff is drawn
     with held_by_a_host(second.pk), waiting_for_nobody():
-        assert recorder.write("default", reports) == 2
+        assert recorder.record_once("default", reports) == 2
     own = {"id", "idempotency_key", "created_dt", "finished_at_dt", "callback_pending", "due_at_dt"}
     own |= {"callback_at", "callback_ask_at"}  # of each, from when its callback may be sent
     CallQueue.objects.update(callback_pending=False)
@@ -333,7 +333,7 @@ def test_a_call_that_went_on_or_is_gone_is_not_ended_afterwards(
     moved, gone = send("r"), send("r")
     reports = [answered(job) for job in claim.begin("default", released_by("r"))]
     with held_by_a_host(moved.pk, gone.pk), waiting_for_nobody():
-        recorder.write("default", reports)
+        recorder.record_once("default", reports)
     CallQueue.objects.filter(pk=moved.pk).update(status=Status.NEW, ready=True)
     CallQueue.objects.filter(pk=gone.pk).delete()
     released_by("r")
@@ -355,7 +355,7 @@ def test_the_others_of_a_message_are_begun_beside_a_cancel_that_has_not_committe
         assert CallQueue.objects.done().count() == 31
     if ends == "commit":
         fresh(cancelled).cancel()
-    assert executor.give_back("default", ids) is None
+    assert executor.give_back_once_free("default", ids) is None
     assert statuses(cancelled) == [Status.CANCELLED if ends == "commit" else Status.NEW]
     assert outcomes(cancelled) == [VOIDED]
     assert len(remote.requests) == 31
@@ -459,7 +459,7 @@ def test_a_cancel_that_met_a_release_is_no_victim_of_its_undo(
 
     def undo() -> int:
         assert has_the_row.wait(PATIENCE)
-        undone = transitions.undo("default", ids)
+        undone = transitions.void_and_log("default", ids)
         is_undone.set()
         return undone
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from django.core import mail
 from django.utils import timezone
 
 import callqueue
-from callqueue import GiveUp, Retry, Rule, handlers
+from callqueue import GiveUp, Retry, Rule, conf, handlers
 from callqueue.execution import claim, executor, recorder, request
 from callqueue.handlers import Context
 from callqueue.models import CallQueue
@@ -136,13 +137,18 @@ def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_handlers")
-def test_a_handler_makes_calls_of_its_own_kind(rules: Rules) -> None:
+def test_a_handler_makes_calls_of_its_own_kind(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule(retry=QUICK))
+    monkeypatch.setattr(request.SlotGate, "_sleep_until_slot", lambda gate: time.sleep(0.2))
     seen: list[Any] = []
+    left: list[float] = []
 
     @callqueue.handler("sms")
     def sms(params: Any, context: Context) -> Any:
         seen.append(context)
+        left.append((context.deadline - timezone.now()).total_seconds())
         if params["to"] == "bad":
             raise OSError("line down")
         return GiveUp(OSError("no such number")) if params["to"] == "never" else {"sent": "1"}
@@ -155,7 +161,7 @@ def test_a_handler_makes_calls_of_its_own_kind(rules: Rules) -> None:
     assert fresh(never).error_message == "OSError: no such number"
     context = seen[0]
     assert (context.call_id, context.rule, context.key, context.attempt) == (good.pk, "r", "T1", 1)
-    assert context.deadline > timezone.now()
+    assert 0 < max(left) < conf.current().lease(Rule()) - 0.1, "it has waited for its slot"
 
 
 @pytest.mark.usefixtures("own_handlers")

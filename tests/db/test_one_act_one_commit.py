@@ -112,7 +112,7 @@ def record(jobs: list[Job]) -> None:
 
 
 def throttled(jobs: list[Job]) -> None:
-    recorder.record("default", [judging.of_value(jobs[0], HoldUntil(60.0, "busy"))])
+    recorder.record("default", [judging.result_of_value(jobs[0], HoldUntil(60.0, "busy"))])
 
 
 def tell(jobs: list[Job]) -> None:
@@ -170,10 +170,10 @@ ACTS = {
     "requeue in bulk": Act(ended(states.UNKNOWN), in_batch(Move.REQUEUE)),
     "settle": Act(
         ended(states.UNKNOWN),
-        lambda made: transitions.settle("default", made[0], states.DONE, "it was made"),
+        lambda made: transitions.end_unknown("default", made[0], states.DONE, "it was made"),
     ),
     "send again": Act(
-        ended(states.UNKNOWN), lambda made: transitions.send_again("default", made[0], 5.0)
+        ended(states.UNKNOWN), lambda made: transitions.requeue_unknown("default", made[0], 5.0)
     ),
     "pause": Act(calls, lambda _: control.pause("default", "r", seconds=60)),
     "pause what is paused": Act(paused, lambda _: control.pause("default", "r", seconds=60)),

@@ -20,7 +20,7 @@ from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.states import Move
 from callqueue.transitions import Job, Result
-from callqueue.transitions.verbs import ended
+from callqueue.transitions.verbs import columns_of_end
 from tests.support.behaviour import release, send
 from tests.support.locking import fresh
 
@@ -49,7 +49,7 @@ def begun(call: CallQueue) -> Job:
 
 
 def recorded(end: Callable[[Job], Result], call: CallQueue, rules: Rules) -> None:
-    recorder.write("default", [end(begun(call))])
+    recorder.record_once("default", [end(begun(call))])
 
 
 def failing(job: Job) -> Result:
@@ -65,7 +65,7 @@ def giving_up(job: Job) -> Result:
 
 
 def voided(call: CallQueue, rules: Rules) -> None:
-    transitions.undo("default", [call.attempts.get().pk])
+    transitions.void_and_log("default", [call.attempts.get().pk])
 
 
 def voided_again(call: CallQueue, rules: Rules) -> None:
@@ -125,13 +125,17 @@ WAYS: list[tuple[Move, int, Way]] = [
     (Move.CANCEL, states.CANCELLED, lambda call, rules: call.cancel()),
     (Move.REQUEUE, states.NEW, lambda call, rules: call.requeue()),
     (Move.REQUEUE_AGAIN, states.NEW, lambda call, rules: call.requeue(again=True)),
-    (Move.RECONCILE, states.DONE, lambda c, _: transitions.settle("default", c, states.DONE, "")),
+    (
+        Move.RECONCILE,
+        states.DONE,
+        lambda c, _: transitions.end_unknown("default", c, states.DONE, ""),
+    ),
     (
         Move.RECONCILE,
         states.FAILED,
-        lambda c, _: transitions.settle("default", c, states.FAILED, ""),
+        lambda c, _: transitions.end_unknown("default", c, states.FAILED, ""),
     ),
-    (Move.RECONCILE, states.NEW, lambda c, _: transitions.send_again("default", c, 0.0)),
+    (Move.RECONCILE, states.NEW, lambda c, _: transitions.requeue_unknown("default", c, 0.0)),
 ]
 
 
@@ -175,6 +179,11 @@ def test_what_cannot_be_requeued_says_so_and_a_query_counts_what_it_moved(
         else:
             with pytest.raises(IllegalTransition, match=str(call.pk)):
                 fresh(call).requeue(again=again)
+    other, key = send("r"), f"k{start}"
+    put(other, Status.DONE)
+    put(call, start, unique_key=key)
+    assert every.filter(unique_key=key).requeue() == (start in Move.REQUEUE.sources)
+    assert fresh(other).status == Status.DONE
     put(call, start)
     # There is no attempt that nobody has begun, so what is DISPATCHED stays so.
     assert every.cancel() == (start in states.CANCELLABLE)
@@ -196,7 +205,7 @@ def test_an_end_is_owed_to_a_callback_to_a_receiver_and_to_who_waits_for_a_task(
     is_owed = is_heard or bool(callback) or method == "celery_task"
     assert transitions.owes_announcement(result) == is_owed
     call.save(update_fields=["method"])
-    CallQueue.objects.update(**ended(states.FAILED))
+    CallQueue.objects.update(**columns_of_end(states.FAILED))
     # what its data says it is, a statement for many cannot see
     assert fresh(call).callback_pending == (is_owed or method != "permit")
 
@@ -223,7 +232,7 @@ def test_what_other_code_postpones_meanwhile_is_not_retried_before(rules: Rules,
         CallAttempt.objects.update(lease_until=ledger_time.now("default") - LATE)
         recovery.end_lost("default")
     else:
-        kept(end, job) if "kept" in way else recorder.write("default", [end(job)])
+        kept(end, job) if "kept" in way else recorder.record_once("default", [end(job)])
     after = fresh(call)
     status = Status.NEW if way.startswith("un") else Status.ERROR
     assert (after.status, after.ready, after.due_at_dt) == (status, False, later)
@@ -239,6 +248,6 @@ def test_a_callback_that_other_code_asks_for_while_a_call_is_made_is_owed(
     assert release() == [call]
     job = begun(call)
     put(call, states.DISPATCHED, callback="shop.told")
-    kept(giving_up, job) if is_kept else recorder.write("default", [giving_up(job)])
+    kept(giving_up, job) if is_kept else recorder.record_once("default", [giving_up(job)])
     assert fresh(call).status == Status.FAILED
     assert fresh(call).callback_pending

@@ -136,6 +136,7 @@ class Cast:
         one = dispenser.Dispenser("default", name=process.name, maker=own)
         one.run(stop=process.stop)
         one.leave()
+        self.world.judge.taken_leave.add(process)
         if own is not None:
             own.leave()
         self.world.judge.left[process] = self.scheduler.now

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST = 6  # calls of a backlog
 LASTS = 4.0  # seconds for which it is watched
-LOOK = 0.6  # seconds by which a dispenser has seen that calls are there: it polls
+LOOK = 0.95  # seconds by which a dispenser has seen that calls are there: others had them locked
 # seconds that processes sleep: less than their opinions are remembered for, and more
 SLEPT = (60.0, 7200.0)
 SETTLES = 2.0  # seconds after which processes that have slept know what has become of the others

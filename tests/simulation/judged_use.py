@@ -204,7 +204,13 @@ def overtaken(world: World, backlog: Backlog) -> Iterable[str]:
             behind = [x for x in before if x.rule == call.rule and (x.pk or 0) > (call.pk or 0)]
             if behind:
                 yield f"{call.token} of {call.rule} was overtaken by {behind[0].token}"
-        lower = [x for x in before if x.rule in _lower(world, call.rule) and x.pk not in miscounted]
+        lower = [
+            x
+            for x in before
+            if x.rule in _lower(world, call.rule)
+            and x.pk not in miscounted
+            and _stands_in_the_way(world, x, call)
+        ]
         same = sum(x.rule == call.rule for x in before)
         if lower and backlog.is_one and backlog.is_plain and same < _own_room(world, call.rule):
             yield f"{call.token} of {call.rule} was overtaken by {lower[0].token} of {lower[0].rule}"
@@ -223,6 +229,12 @@ def _lower(world: World, rule: str) -> set[str]:
         for name, one in rules.items()
         if one.priority < rules[rule].priority and shared & {limit.name for limit in one.limits}
     }
+
+
+def _stands_in_the_way(world: World, one: CallOf, call: CallOf) -> bool:
+    """Whether they are of one value of a limit that their rules share."""
+    shared = [limit for limit in world.scene.rules[call.rule].limits if limit.name]
+    return any(x.per == "queue" or one.value(x.per, "") == call.value(x.per, "") for x in shared)
 
 
 def _own_room(world: World, rule: str) -> int:

@@ -71,6 +71,8 @@ class Judge:
     settings: dict[Process, Rules] = field(default_factory=dict)
     released_first: dict[Process, int] = field(default_factory=dict)
     left: dict[Process, int] = field(default_factory=dict)  # dispensers that ended, and when
+    # those whose settings nobody goes by any more, though calls of theirs may be under way
+    taken_leave: set[Process] = field(default_factory=set)
     complaints: list[str] = field(default_factory=list)
     own: dict[Process, Rules] = field(default_factory=dict)  # what permits are taken by
     holds: list[Hold] = field(default_factory=list)
@@ -108,7 +110,9 @@ class Judge:
         joined = [
             p
             for p in self.settings
-            if not p.is_dead and p not in self.left and self.released_first.get(p, now) < began_at
+            if not p.is_dead
+            and p not in self.taken_leave
+            and self.released_first.get(p, now) < began_at
         ]
         shown = min(self.shown(began_at), self.shown(now))
         for pk, call, rule, queue, key in rows:

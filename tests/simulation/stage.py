@@ -63,7 +63,7 @@ class Stage:
         from callqueue import conf
 
         settings.CALLQUEUE = callqueue_settings(rules)
-        config, wrong = conf._read()
+        config, wrong = conf._read_settings()
         assert not wrong, wrong
         return config
 

@@ -110,7 +110,9 @@ def run() -> int:
 def make_together(ids: Sequence[int]) -> int:
     """Make these and record all ends at once, as a worker's flight does; the count of them."""
     jobs = claim.begin("default", ids)
-    ends = [request.make(job) if job.unfit is None else judging.unfit(job) for job in jobs]
+    ends = [
+        request.make(job) if job.unfit is None else judging.result_of_unfit(job) for job in jobs
+    ]
     recorder.record("default", ends)
     return len(jobs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from callqueue import Rule
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.limits.budgets import Book, bind
+from callqueue.limits.budgets import Book, book_of
 from callqueue.models import CallAttempt
 
 
@@ -12,7 +12,7 @@ class Process(Dispenser):
     """A dispenser with these rules, whose attempts no worker takes. `book` may be replaced."""
 
     def __init__(self, name: str, **rules: Rule) -> None:
-        self.book: Book = bind(rules)
+        self.book: Book = book_of(rules)
         super().__init__("default", name=name, settings=lambda: self.book, publish=lambda *_: True)
 
     def goes(self) -> dict[str, int]:

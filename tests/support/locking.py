@@ -107,7 +107,7 @@ def released_by(rule: str) -> list[int]:
 def answered(job: Job, status: int = 200) -> Result:
     """The report of an answer, as the executor makes it."""
     answer = wire.Answer(response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True)
-    return judging.of_answer(job, answer)
+    return judging.result_of_answer(job, answer)
 
 
 def end_leases() -> None:

@@ -72,8 +72,8 @@ def test_a_slot_is_never_later_than_it_was_ahead_and_just_that_where_the_clock_m
     send_at, at, expected = (released + timedelta(seconds=one) for one in instants)
     clock = Reading(to_us(at), 0.0, 0.0)
     steady_from = released if is_steady else released + timedelta(microseconds=1)
-    assert claim.slot(send_at, released, clock, steady_from) == expected
-    assert claim.slot(None, released, clock, steady_from) is None
+    assert claim.send_at_by_clock(send_at, released, clock, steady_from) == expected
+    assert claim.send_at_by_clock(None, released, clock, steady_from) is None
 
 
 @pytest.mark.parametrize(

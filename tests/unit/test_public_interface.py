@@ -19,6 +19,7 @@ from django.urls import reverse
 
 import callqueue
 from callqueue import (
+    Breaker,
     Concurrency,
     FixedWindow,
     Retry,
@@ -173,10 +174,12 @@ def test_bounds_are_within() -> None:
         max_hold=366 * 86400, statuses={100, 599},
     )  # fmt: skip
     assert most.statuses in ((100, 599), (599, 100)), "whatever it was given as"
+    quick = Breaker(failures=1, within=0.1, hold=0.1, factor=1, longest=0.1)
+    slow = Breaker(failures=10_000, within=86400, hold=86400, factor=100, longest=86400)
     Rule(retry=least, priority=-32768, keep_response_bytes=0, idempotency_ttl=timedelta(0),
-         connect_timeout=0.001, hosts={"x" * 100}, verify="ca.pem", queues="q")  # fmt: skip
+         connect_timeout=0.001, breaker=quick, hosts={"x" * 100}, verify="ca.pem", queues="q")  # fmt: skip
     Rule(retry=most, priority=32767, keep_response_bytes=2**30, total_timeout=86400,
-         idempotency_header=None, classify="a.b", settle=len, limits=(Concurrency(1),))  # fmt: skip
+         idempotency_header=None, classify="a.b", settle=len, breaker=slow, limits=(Concurrency(1),))  # fmt: skip
     for hosts in (
         "api.example.com",
         ["*.example.com", "*"],

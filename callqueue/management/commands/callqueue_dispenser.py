@@ -78,7 +78,7 @@ class Command(CallQueueCommand):
 
         dispenser = Dispenser(using, rules=rules, publish=publish)
         try:
-            dispenser.settle(threading.Event())
+            dispenser.wait_until_clock_settles(threading.Event())
             count = dispenser.run_once()
         finally:
             dispenser.leave()

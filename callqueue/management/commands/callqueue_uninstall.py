@@ -48,7 +48,7 @@ class Command(CallQueueCommand):
     def run(self, using: str, options: dict[str, Any]) -> None:
         with transaction.atomic(using=using):
             if options["yes"]:
-                database.lock_whole(using, database.existing(using, _own_tables()))
+                database.lock_tables(using, database.existing_tables(using, _own_tables()))
             plan = _read_plan(using)
             what = _plan_in_lines(plan)
             is_refused = plan.unfinished and not options["force"]
@@ -74,7 +74,7 @@ class Command(CallQueueCommand):
 
 
 def _read_plan(using: str) -> Plan:
-    there = database.existing(using, _own_tables())
+    there = database.existing_tables(using, _own_tables())
     unfinished = 0
     if tables.CallQueue._meta.db_table in there:
         unfinished = tables.calls(using).filter(status__in=states.UNFINISHED).count()
@@ -82,7 +82,7 @@ def _read_plan(using: str) -> Plan:
         there,
         database.foreign_keys_to(using, there),
         _rows_about_callqueue(using),
-        periodic.written(),
+        periodic.names_written(),
         unfinished,
     )
 
@@ -95,7 +95,7 @@ def _rows_about_callqueue(using: str) -> dict[str, QuerySet[Any]]:
         found["row of django_migrations"] = recorder.migration_qs.filter(app="callqueue")
     if apps.is_installed("django.contrib.auth"):
         permissions = apps.get_model("auth", "Permission").objects.using(using)
-        if database.existing(using, [permissions.model._meta.db_table]):
+        if database.existing_tables(using, [permissions.model._meta.db_table]):
             found["permission"] = permissions.filter(content_type__app_label="callqueue")
     return found
 
@@ -108,7 +108,7 @@ def _drop(using: str, plan: Plan) -> None:
             grants._base_manager.using(using).filter(permission__in=pks).delete()
         found.model._base_manager.using(using).filter(pk__in=pks)._raw_delete(using)
     periodic.remove(plan.periodic_tasks)
-    database.drop(using, plan.tables)
+    database.drop_tables(using, plan.tables)
 
 
 def _grant_models() -> list[Any]:

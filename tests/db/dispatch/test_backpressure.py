@@ -87,7 +87,7 @@ def test_when_workers_come_back_everything_goes_at_once(rules: Rules) -> None:
     (job,) = claim.begin("default", [probe])
     first = passes("r")
     assert len(first) == LEAST + 1
-    recorder.write("default", [answered(job), *map(answered, claim.begin("default", first))])
+    recorder.record_once("default", [answered(job), *map(answered, claim.begin("default", first))])
     assert len(passes("r")) == LEAST + len(first) + 1, "as many more as were answered just now"
 
 
@@ -97,7 +97,9 @@ def test_workers_that_keep_up_have_all_they_can_begin(rules: Rules) -> None:
     rounds = 0
     while CallQueue.objects.waiting().exists():
         rounds += 1
-        recorder.write("default", [answered(job) for job in claim.begin("default", passes("r"))])
+        recorder.record_once(
+            "default", [answered(job) for job in claim.begin("default", passes("r"))]
+        )
     assert rounds <= 6, "32, 64, 128, and so on"
     assert CallQueue.objects.done().count() == 600
 
@@ -105,7 +107,7 @@ def test_workers_that_keep_up_have_all_they_can_begin(rules: Rules) -> None:
 def test_what_was_begun_more_than_a_quarter_of_the_lease_ago_shows_nothing(rules: Rules) -> None:
     rules(SHORT, r=Rule())
     CallQueue.objects.send_many([CALL] * 100, rule="r")
-    recorder.write("default", [answered(job) for job in claim.begin("default", passes("r"))])
+    recorder.record_once("default", [answered(job) for job in claim.begin("default", passes("r"))])
     then = ledger_time.now("default") - timedelta(seconds=0.7)
     CallAttempt.objects.update(**dict.fromkeys(("started_at", "sent_at", "finished_at"), then))
     assert len(passes("r")) == LEAST
@@ -154,8 +156,8 @@ def test_what_comes_back_for_another_reason_is_no_silence(rules: Rules, why: str
         CallQueue.objects.all().cancel()
         CallQueue.objects.all().requeue()
     elif why == "failed":
-        recorder.write("default", [answered(job, 500) for job in claim.begin("default", ids)])
+        recorder.record_once("default", [answered(job, 500) for job in claim.begin("default", ids)])
         CallQueue.objects.all().requeue()
     else:
-        transitions.undo("default", ids)
+        transitions.void_and_log("default", ids)
     assert len(passes("r")) == 20

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks, tasks
 from callqueue.dispatch import chores, publisher
-from callqueue.dispatch.dispenser import ANSWERS, SENT, Dispenser, name_of_process
+from callqueue.dispatch.dispenser import ANSWERS, AWAY, SENT, Dispenser, name_of_process
 from callqueue.dispatch.next_look import NO_ROOM, NextLook, RuleGroup
 from callqueue.dispatch.release_pass import Taker, release
 from callqueue.execution import claim
@@ -60,12 +60,24 @@ def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(
     dispenser = Dispenser(publish=lambda using, messages: bool(published.extend(messages)) or True)
     dispenser.run(seconds=0.05)
     DispenserState.objects.all().delete()  # as in a backup from before it was started
-    dispenser._lost_database(RuntimeError("the connection broke"))
+    dispenser._reconnect(RuntimeError("the connection broke"))
     call = send()
     dispenser.run(seconds=0.3)
     assert not published
     assert status_of(call) == Status.NEW
     assert Hold.objects.filter(rule="default").exists()
+
+
+def test_a_database_that_is_away_once_is_asked_again_at_once_and_then_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, transactional_db: None
+) -> None:
+    """Once may have been a deadlock."""
+    waits: list[float] = []
+    stop: Any = SimpleNamespace(is_set=lambda: len(waits) == 3, wait=waits.append)
+    dispenser = Dispenser(publish=lambda *_: True)
+    monkeypatch.setattr(dispenser, "tick", Mock(side_effect=OperationalError("it is away")))
+    dispenser.run(stop=stop)
+    assert waits == [0, AWAY, AWAY]
 
 
 def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
@@ -103,7 +115,7 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
         if others:
             recovery.beat("default", "another")
         waits.clear()
-        dispenser.settle(stop)
+        dispenser.wait_until_clock_settles(stop)
         assert bool(waits) == (others and is_new)
         assert all(0 < seconds <= 1 for seconds in waits)
 
@@ -139,7 +151,7 @@ def test_a_loop_that_waits_for_a_broker_an_answer_or_a_maker_rests_between_two_l
     assert group.waits_for_answer
     assert 0 < pause() < 2 * ANSWERS
     group.sending = SimpleNamespace(done=Event(), error=None)
-    group.obey(NextLook(), 0.0)
+    group.set_next_look(NextLook(), 0.0)
     assert 0 < pause() < 2 * SENT
     due = RuleGroup(("due",), NextLook())
     others = {(str(number),): replace(group, rules=("r",)) for number in range(publisher.SLOW)}
@@ -147,6 +159,8 @@ def test_a_loop_that_waits_for_a_broker_an_answer_or_a_maker_rests_between_two_l
     assert 0 < pause() < 2 * SENT
     dispenser.groups, dispenser.maker = {due.rules: due}, SimpleNamespace(room=lambda: NO_ROOM)
     assert 0 < pause() < 2 * ANSWERS
+    dispenser.maker, due.look_at = None, time.monotonic() + 9
+    assert 0 < pause() < 9, "it goes on when the next look is due"
 
 
 def test_a_chore_that_has_no_thread_says_so_and_has_its_turn_later(
@@ -200,6 +214,10 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
     dispenser = Dispenser(publish=lambda *_: True)
     dispenser.tick()
     group = dispenser.groups["r",]
+    dispenser._listener = listener = Mock()
+    dispenser._wake({"r"})
+    assert listener.note_served.called, "it was no word for nothing"
+    dispenser.tick()
     send("r")
     group.look_at, dispenser._poll_at = time.monotonic() + 60, 0.0
     dispenser.tick()

@@ -136,7 +136,7 @@ def test_while_the_broker_is_away_it_goes_on_with_what_it_makes_itself(
     refused: list[int] = []
 
     def refuse(using: str, batch: Sequence[Message]) -> None:
-        refused.append(transitions.undo(using, [pk for _, ids in batch for pk in ids]))
+        refused.append(transitions.void_and_log(using, [pk for _, ids in batch for pk in ids]))
         raise publisher.BrokerAway("it says nothing")
 
     consumes("here")
@@ -219,12 +219,12 @@ def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule_by_its_name_or_th
     monkeypatch.setattr(broker, "queue_of", lambda *_: "main")
     assert list(map(is_consumed, ["a", "b", ""])) == [False, True, False]
     rules(r=Rule(queues="here"), default=Rule(queues="elsewhere"))
-    assert not worker._may_release()
+    assert not worker._is_to_release_here()
     consumes("b", "here", "main")
     assert is_consumed("")
-    assert worker._may_release()
+    assert worker._is_to_release_here()
     rules({"DISPENSER": {"IN_WORKERS": 0}}, r=Rule(queues="here"))
-    assert not worker._may_release()
+    assert not worker._is_to_release_here()
 
 
 # --- What is begun as it is charged

@@ -20,7 +20,7 @@ from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.memo import Memo
-from callqueue.ledger.rule_rows import memos
+from callqueue.ledger.rule_rows import passes_and_memos
 from callqueue.models import CallAttempt, RuleState
 from callqueue.testing import travel
 from tests.support.behaviour import move_ledger, send
@@ -283,7 +283,7 @@ def happen(rand: random.Random) -> None:
 def not_more_than_counted() -> bool:
     """Compare what is kept with a count of when all that is told of has left; was there any?"""
     book, group = current().book, ("r",)
-    memo = Memo.load(group, memos("default", group), 0)
+    memo = Memo.load(group, passes_and_memos("default", group), 0)
     free = memo.room.get("free", {})
     now = to_us(ledger_time.now("default")) + 60_000
     found = Account("default", book, group, now, now, Memo(levels=memo.levels))

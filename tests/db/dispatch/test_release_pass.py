@@ -17,7 +17,7 @@ from callqueue.history import audit
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.limits import kinds
 from callqueue.look import look
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.models import CallAttempt, CallQueue, RuleState
 from tests.db.ledger.test_clock_jumps import Clocks, answer_all, at_command
 from tests.support.behaviour import release, send
 from tests.support.ledger import CALL, answer
@@ -149,6 +149,26 @@ def test_the_next_look_comes_before_the_slot_of_the_next_call(
     assert attempt.send_at > attempt.released_at
 
 
+def test_a_database_that_does_not_return_what_it_inserts_is_asked(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MySQL."""
+    insert = release_pass.database.insert_each
+    without = lambda *given: [None for _ in insert(*given)]  # noqa: E731
+    monkeypatch.setattr(release_pass.database, "insert_each", without)
+    rules(r=Rule())
+    assert [send("r"), send("r")] == release()
+
+
+def test_what_a_pass_does_not_come_to_is_not_said_to_wait_for_a_limit(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/m")]))
+    for _ in range(3):
+        send("r")
+    ensure_states("default", ["r"])
+    assert len(release_pass.release("default", ["r"], batch=2).released) == 2
+    assert RuleState.objects.get(rule="r").memo["binding"] == {}
+
+
 @pytest.mark.parametrize(("per", "most"), [("rule", 1), ("queue", 2), ("key", 1)])
 def test_a_new_kind_of_limit_goes_through_everything(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, per: str, most: int
@@ -183,14 +203,14 @@ class Minute:
 
     def __init__(self, clock: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.passes, self.released, self.rows = clock, 0, 0, 0
-        found = ready_calls._candidates
+        found = ready_calls._lock_calls
 
         def candidates(*args: Any, **options: Any) -> Any:
             listed = found(*args, **options)
             self.rows += len(listed)
             return listed
 
-        monkeypatch.setattr(ready_calls, "_candidates", candidates)
+        monkeypatch.setattr(ready_calls, "_lock_calls", candidates)
 
     def run(self) -> None:
         end, answers_at = self.clock.mono + MINUTE, None

@@ -49,7 +49,7 @@ def _process(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ensure_states("default", ["r"])
     yield
     process.land(seconds=20)
-    process.know_worker(None)
+    process.note_worker(None)
     database.close_kept("default")
 
 
@@ -124,7 +124,9 @@ def test_what_fails_once_calls_are_under_way_takes_none_of_them_back(
     CallQueue.objects.filter(pk=bad.pk).update(cost={"calls": 101})
     releases = Dispenser(maker=Maker("default"))
     with monkeypatch.context() as failing:
-        failing.setattr(release_pass.callbacks, "tell", Mock(side_effect=OperationalError("away")))
+        failing.setattr(
+            release_pass.callbacks, "log_and_announce", Mock(side_effect=OperationalError("away"))
+        )
         with pytest.raises(OperationalError):
             releases.tick()
     assert answers.began.wait(20)

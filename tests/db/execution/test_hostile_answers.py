@@ -366,7 +366,7 @@ def test_a_time_limit_that_strikes_after_a_handler_gives_nothing_back(
 ) -> None:
     """What it did would be done twice: its lease decides."""
     rules(r=Rule(), more={"HANDLERS": {"own": f"{NAME}.handle"}})
-    monkeypatch.setattr(request, "_columns", Mock(side_effect=SoftTimeLimitExceeded))
+    monkeypatch.setattr(request, "_columns_of_answer", Mock(side_effect=SoftTimeLimitExceeded))
     call = CallQueue.objects.send({"method": "own", "params": {"path": "/"}}, rule="r")
     release()
     with pytest.raises(SoftTimeLimitExceeded):

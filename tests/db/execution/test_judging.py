@@ -219,7 +219,7 @@ def test_a_refusal_is_held_before_it_is_recorded(
     """Else a pass in between would release what the provider has just refused."""
     rules(r=Rule())
     remote.answers["/"] = (429, {"Retry-After": "30"}, b"")
-    monkeypatch.setattr(recorder, "write", Mock(side_effect=SoftTimeLimitExceeded))
+    monkeypatch.setattr(recorder, "record_once", Mock(side_effect=SoftTimeLimitExceeded))
     send("r")
     with pytest.raises(SoftTimeLimitExceeded):
         run()
@@ -230,7 +230,7 @@ def test_what_fails_once_a_call_was_sent_is_as_if_nobody_had_answered(
     rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
-    monkeypatch.setattr(judging, "_of_answer", Mock(side_effect=ValueError("odd")))
+    monkeypatch.setattr(judging, "_unstamped_result", Mock(side_effect=ValueError("odd")))
     call = send("r")
     run()
     assert (fresh(call).status, len(remote.requests)) == (Status.UNKNOWN, 1)

@@ -13,6 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 from cryptography.fernet import Fernet
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from callqueue import Retry, Rule, Secret, clocks, handler
 from callqueue.exceptions import AnswerCut
@@ -80,6 +82,8 @@ def test_what_is_longer_is_cut_and_attempt_and_answer_say_so(
         answer.json()
     assert (refused.value.size, refused.value.kept) == (len(body), len(answer.body))
     assert (fresh(call).status, fresh(call).error_message) == (Status.DONE, "")
+    whole = made(rules, remote, b"a\xc3", KEEP_RESPONSE_BYTES=2).answer
+    assert (whole.body, whole.is_cut) == (b"a\xc3", False)
     nothing = made(rules, remote, b"{}", KEEP_RESPONSE_BYTES=0)
     answer = nothing.answer
     assert (answer.body, answer.size, answer.is_cut) == (b"", 2, True)
@@ -301,7 +305,7 @@ def test_what_is_kept_is_composed_once_and_not_while_rows_are_locked(
     """Where a record has to be written in a second way as well: an attempt is somebody else's."""
     rules(r=Rule())
     calls, composed = [send("r", f"/{number}") for number in range(4)], list[bool]()
-    compose = request._columns
+    compose = request._columns_of_answer
 
     def columns(*given: Any) -> Any:
         composed.append(recorder.database.in_transaction("default"))
@@ -311,10 +315,14 @@ def test_what_is_kept_is_composed_once_and_not_while_rows_are_locked(
         calls[2].attempts.update(worker="another")
         return 200, {}, b"{}"
 
-    monkeypatch.setattr(request, "_columns", columns)
+    monkeypatch.setattr(request, "_columns_of_answer", columns)
     inside = recorder.database.in_transaction("default")  # a test's own transaction
     remote.answers["/2"] = lost
     release()
-    make_together(list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)))
+    ids = list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
+    with CaptureQueriesContext(connection) as said:
+        make_together(ids)
     assert composed == [inside] * 4
     assert CallAttempt.objects.filter(finished_at=None).count() == 1
+    of_attempts = [one["sql"] for one in said.captured_queries if "callattempt" in one["sql"]]
+    assert all("WHERE" in sql for sql in of_attempts if sql.startswith("SELECT"))

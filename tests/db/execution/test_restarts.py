@@ -488,4 +488,4 @@ def test_one_that_makes_its_calls_is_struck_at_every_moment(
     try:
         assert at_every_moment(deed, prepare, work, judge) >= 10
     finally:
-        process.know_worker(None)
+        process.note_worker(None)

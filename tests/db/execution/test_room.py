@@ -45,7 +45,7 @@ def _process(
     monkeypatch.setattr(process, "_flights", {})
     monkeypatch.setattr(starvation, "shortage", starvation.Shortage())
     called.clear()
-    wire._context.cache_clear()
+    wire._tls_context.cache_clear()
     yield
     process.land(seconds=20)
     for kept in kept_connections.pop((os.getpid(), "default"), []):
@@ -255,8 +255,8 @@ def test_an_answer_is_kept_until_there_are_descriptors_to_record_it(
 ) -> None:
     """Whatever it was that wanted one: a connection, or a module that was not read yet."""
     none = OSError(errno.EMFILE, "Too many open files")
-    writes = Mock(wraps=recorder.write, side_effect=[none, none, DEFAULT])
-    monkeypatch.setattr(recorder, "write", writes)
+    writes = Mock(wraps=recorder.record_once, side_effect=[none, none, DEFAULT])
+    monkeypatch.setattr(recorder, "record_once", writes)
     send("r")
     run()
     assert CallQueue.objects.get().status == Status.DONE
@@ -273,7 +273,7 @@ def test_a_process_has_no_more_in_flight_than_its_slots_and_descriptors_allow(
     monkeypatch.setattr(starvation, "spare_descriptors", lambda: 4000)
     assert process.max_in_flight() == 100
     try:
-        process.know_worker(SimpleNamespace(concurrency=3))
+        process.note_worker(SimpleNamespace(concurrency=3))
         assert process.max_in_flight() == 300
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: -1)
@@ -281,4 +281,4 @@ def test_a_process_has_no_more_in_flight_than_its_slots_and_descriptors_allow(
             process.tell_to_go()  # it shares what its worker is told
             assert process.max_in_flight() == 0
     finally:
-        process.know_worker(None)
+        process.note_worker(None)

@@ -546,7 +546,7 @@ def test_a_hold_of_the_last_attempt_is_no_end_and_what_is_done_is_told_by_its_ru
     unknown = CallQueue.objects.filter(pk=done.call.pk)
     params = {**done.call.call_data["params"], "headers": {"id": "8"}}
     unknown.update(call_data={"method": "celery_task", "params": params})
-    assert queued_result.tell("default", [done.call.pk, held.call.pk]) == 0
+    assert queued_result.write_ends("default", [done.call.pk, held.call.pk]) == 0
 
 
 @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.parent", bind=True)
@@ -581,10 +581,10 @@ def test_get_of_what_was_revoked_or_is_unknown_says_so(results: Any) -> None:
     CallQueue.objects.filter(pk=lost.call.pk).update(
         status=states.UNKNOWN, finished_at_dt=timezone.now(), error_message="fell silent"
     )
-    assert queued_result.tell("default", [lost.call.pk]) == 1
+    assert queued_result.write_ends("default", [lost.call.pk]) == 1
     with pytest.raises(WorkerLostError, match="fell silent"):
         current_app.AsyncResult(lost.id).get(timeout=1)
-    assert queued_result.tell("default", [lost.call.pk]) == 0
+    assert queued_result.write_ends("default", [lost.call.pk]) == 0
 
 
 @pytest.mark.django_db(transaction=True)
@@ -629,7 +629,7 @@ def test_a_result_backend_that_is_away_keeps_back_the_ends_of_tasks_alone(
     result = identity.delay(1)
     request = {"method": "get", "params": {"url": "http://vendor.test/"}}
     other = CallQueue.objects.send(request, callback="tests.echo")
-    monkeypatch.setattr(queued_result, "tell", Mock(side_effect=OSError("no route to host")))
+    monkeypatch.setattr(queued_result, "write_ends", Mock(side_effect=OSError("no route to host")))
     CallQueue.objects.all().cancel()
     assert fresh(result.call).callback_pending
     assert not fresh(other).callback_pending
@@ -651,7 +651,7 @@ def test_the_end_of_a_task_with_a_secret_is_told() -> None:
     current_app.conf.result_extended = True
     try:
         CallQueue.objects.update(status=Status.CANCELLED)
-        assert queued_result.tell("default", [result.call.pk]) == 1
+        assert queued_result.write_ends("default", [result.call.pk]) == 1
     finally:
         current_app.conf.result_extended = False
     with pytest.raises(TaskRevokedError):
@@ -669,7 +669,7 @@ def test_a_message_that_cannot_be_read_keeps_no_other_end_back() -> None:
     gone = CallQueue.objects.filter(pk=calls[-1].pk)
     gone.update(call_data={"method": "celery_task", "params": params})
     CallQueue.objects.update(status=Status.CANCELLED)
-    assert queued_result.tell("default", [call.pk for call in calls]) == 2
+    assert queued_result.write_ends("default", [call.pk for call in calls]) == 2
 
 
 @pytest.mark.django_db(transaction=True)

@@ -38,9 +38,9 @@ def under_way(*, ago: float, rule: str = "r") -> list[Job]:
 def answered(job: Job, *, settled: Any = None) -> None:
     """Record that it is answered now."""
     answer = wire.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
-    result = judging.of_answer(job, answer)
+    result = judging.result_of_answer(job, answer)
     result.cost = settled
-    recorder.write("default", [result])
+    recorder.record_once("default", [result])
 
 
 def released(rules: Rules, rule: Rule, *, calls: int = 5, cost: Any = None) -> int:
@@ -201,11 +201,16 @@ def test_a_dispenser_that_waits_for_an_answer_goes_on_when_the_ledger_is_told(ru
     assert CallAttempt.objects.count() == 2
 
 
-def test_what_was_told_of_late_ages_late(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    ("limit", "within"),
+    [(TWO, 20), (TokenBucket("2/10s", burst=2), 10)],
+    ids=["window", "bucket"],
+)
+def test_what_was_told_of_late_ages_late(rules: Rules, limit: Any, within: float) -> None:
     """Else nobody would see that it has aged away, and keys would go on waiting for the answer."""
-    released(rules, Rule(limits=[TWO]))
+    released(rules, Rule(limits=[limit]))
     telling.tell("default", under_way(ago=3600))
     now = ledger_time.now("default")
     for sent in CallAttempt.objects.values_list("sent_at", flat=True):
-        assert now - sent < timedelta(seconds=20)
+        assert now - sent < timedelta(seconds=within)
     assert len(release()) == 2

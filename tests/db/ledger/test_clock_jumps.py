@@ -20,6 +20,7 @@ from callqueue import (
     Retry,
     Rule,
     SlidingWindow,
+    TokenBucket,
     clocks,
     conf,
     database,
@@ -36,7 +37,7 @@ from callqueue.execution.connection import Trip
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import transaction as in_time
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import SECOND
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import (
@@ -140,7 +141,7 @@ def tell_of_all(two_clocks: Clocks) -> None:
         assert telling.tell("default", jobs) == len(jobs)  # now it knows of the jump
 
 
-STRICT, LAX = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
+STRICT, LAX = (book_of({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
 
 
 def rates_in_force() -> set[str]:
@@ -224,7 +225,7 @@ def test_a_sign_of_life_by_a_clock_that_was_set_back_is_put_right(two_clocks: Cl
     recovery.beat("default", "me", digest=party.digest)
     two_clocks.pass_by(0.1)
     others.look()
-    assert settings._is_held("default", party.digest, two_clocks.ledger)
+    assert settings._has_live_dispenser("default", party.digest, two_clocks.ledger)
     assert rates_in_force() == {"2/m", "40/m"}
 
 
@@ -619,6 +620,58 @@ def test_a_clock_set_back_while_one_agrees_puts_nothing_in_the_future(
     assert Hold.objects.get().until == until
 
 
+def test_who_agreed_before_the_clock_was_set_back_says_nothing_of_the_time_since(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had read the clock, and committed only once another had come: to that one somebody had
+    agreed since. Who was away puts ledger time forward, and what that one wrote was too old.
+    """
+    others.look("dispenser", then=1)
+    others.be("dispenser").settle()
+    others.look("agreer", "dispenser", then=0.4)
+    others.look("dispenser")
+    assert released(two_clocks) == 20
+    others.look("dispenser")
+
+    def meanwhile() -> None:
+        two_clocks.jump(-3600)
+        others.look("newcomer")
+        others.be("agreer")
+
+    just_before(monkeypatch, "_agree", meanwhile)
+    others.be("agreer").agree()
+    two_clocks.pass_by(1)
+    others.be("newcomer")
+    answer_all(two_clocks)
+    two_clocks.pass_by(1)
+    others.be("dispenser")
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(60.5)
+    assert released(two_clocks) == 20
+
+
+def test_another_agreement_with_the_number_of_one_that_a_copy_has_lost_is_another(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """The copy lagged by a moment, and its server's clock is behind: who had seen the one that was
+    lost took the count for unchanged, put ledger time forward, and what had ended counted no more.
+    """
+    others.look("dispenser", then=1)
+    others.be("dispenser").settle()
+    others.look("lost", "dispenser", then=1)
+    assert released(two_clocks) == 20
+    copied = LedgerState.objects.get(pk=ledger_time.OF_AGREED)
+    others.be("lost").agree()
+    others.look("dispenser")
+    copied.save()
+    two_clocks.jump(-3600)
+    others.look("newcomer", then=1)
+    answer_all(two_clocks)
+    two_clocks.pass_by(1)
+    others.be("dispenser")
+    assert released(two_clocks) == 0
+
+
 @pytest.mark.parametrize("first", ["look", "check"])
 def test_a_clock_that_is_put_forward_again_while_ledger_time_is_late_makes_nothing_too_early(
     two_clocks: Clocks, others: Others, first: str
@@ -749,6 +802,68 @@ def test_a_key_waits_no_longer_where_ledger_time_stays_late(
     release("default", ["keyed"])
     two_clocks.pass_by(3.5)
     assert len(release("default", ["keyed"]).released) == 1
+
+
+def late_by(two_clocks: Clocks, others: Others, seconds: float) -> None:
+    """The clock is set back, and somebody who comes just then agrees before the dispenser looks."""
+    others.look("dispenser")
+    two_clocks.jump(-seconds)
+    others.be("newcomer").look()
+    others.be("newcomer").agree()
+    others.look("dispenser")
+
+
+@pytest.mark.parametrize("back", [600, 1800])
+def test_a_bucket_holds_no_more_where_ledger_time_stays_late_until_it_is_as_late_as_it_was(
+    two_clocks: Clocks, others: Others, rules: Any, back: int
+) -> None:
+    """What it held then is kept; what was under way has ended by the late time, so before that."""
+    rules(r=Rule(limits=[TokenBucket("20/h", burst=20, jitter=0.05)]))
+    others.look("dispenser", then=2)
+    others.be("dispenser").settle()
+    assert released(two_clocks) == 20
+    late_by(two_clocks, others, back)
+    two_clocks.pass_by(1)
+    answer_all(two_clocks)
+    look_twice_a_second(two_clocks, others, back, "dispenser")
+    others.be("dispenser")
+    assert released(two_clocks) <= back * 20 // 3600
+
+
+@pytest.mark.parametrize("back", [8, 20])
+@pytest.mark.parametrize(
+    "limit",
+    [SlidingWindow("1/6s", per="key"), TokenBucket("1/20s", burst=4, per="key")],
+    ids=lambda limit: type(limit).__name__,
+)
+def test_a_tally_of_a_key_forgets_in_time_what_ended_by_a_time_that_stays_late(
+    two_clocks: Clocks, others: Others, rules: Any, limit: Any, back: int
+) -> None:
+    """It was before what had left already, so nothing took it away until all was counted anew."""
+    rules(keyed=Rule(limits=[limit]))
+    ensure_states("default", ["keyed"])
+    others.look("dispenser", then=2)
+    others.be("dispenser").settle()
+    for _ in range(50):
+        send("keyed", key="k")
+    counted = two_clocks.mono
+
+    def passes() -> int:
+        others.be("dispenser").look()
+        return len(release("default", ["keyed"]).released)
+
+    while not passes() or two_clocks.mono - counted < 2 * back:
+        answer_all(two_clocks)
+        two_clocks.pass_by(0.5)
+    late_by(two_clocks, others, back)
+    two_clocks.pass_by(0.8)
+    answer_all(two_clocks)
+    begun = 0
+    for _ in range(150):
+        begun += passes()
+        answer_all(two_clocks)
+        two_clocks.pass_by(0.5)
+    assert begun >= 2
 
 
 def test_the_first_of_all_has_agreed_before_its_first_pass(
@@ -921,7 +1036,7 @@ def answered(job: Job, status: int = 200, headers: Any = None) -> Result:
     answer = wire.Answer(
         response=response(status, headers or {}, b"{}"), sent_at=clocks.monotonic(), sent=True
     )
-    return judging.of_answer(job, answer)
+    return judging.result_of_answer(job, answer)
 
 
 @pytest.mark.parametrize("jump", [0.03, 0.45, 604800, -0.03, -0.45, -604800])
@@ -959,7 +1074,7 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     monkeypatch.setattr(server_clock, "ahead", server_clock.ahead)
     monkeypatch.setattr(database, "rows", lambda *sql: stall(rows(*sql)))
     monkeypatch.setattr(database, "clock", lambda using: stall(clock(using)))
-    assert recorder.write("default", [report]) == 1
+    assert recorder.record_once("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     assert sent <= attempt.sent_at <= attempt.finished_at <= ledger_time.now("default")
 
@@ -970,11 +1085,11 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float, base: float
 ) -> None:
     job.rule = Rule(retry=Retry(base=base))
-    report = judging.failed(job, "no connection")
+    report = judging.result_of_failure(job, "no connection")
     wait = report.due_at - job.wall(report.ended_at)
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
-    recorder.write("default", [report])
+    recorder.record_once("default", [report])
     due = CallQueue.objects.get().due_at_dt
     assert before + wait - timedelta(seconds=5) <= due <= database.clock("default") + wait
 
@@ -1004,7 +1119,7 @@ def test_a_request_waits_for_its_slot_and_no_longer(
 
     monkeypatch.setattr(clocks, "monotonic", lambda: at[0])
     monkeypatch.setattr(request, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(Job, "slot_opens", lambda _: opens)
+    monkeypatch.setattr(Job, "slot_opens_at", lambda _: opens)
     job.lease_ends = at[0] + 60
     request.SlotGate(job).wait()
     assert opens <= at[0] < opens + 0.1 and slept[:2] == [5, 2.5]

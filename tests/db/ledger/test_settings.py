@@ -11,8 +11,10 @@ from unittest import mock
 from unittest.mock import Mock
 
 import pytest
+from django.db import connection
 from django.db.models import F
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -30,7 +32,7 @@ from callqueue.dispatch import release_pass
 from callqueue.dispatch.release_pass import release
 from callqueue.history import audit
 from callqueue.ledger import ledger_time, settings
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.in_force import LATE
 from callqueue.limits.kinds import SECOND
 from callqueue.look import look
@@ -55,6 +57,14 @@ def answer_all(seconds_ago: float = 0.0) -> None:
         started_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED, **moved
     )
     CallQueue.objects.dispatched().update(status=states.DONE, finished_at_dt=at)
+
+
+def test_who_asks_many_times_a_second_has_the_book_read_once(rules: Rules) -> None:
+    rules(r=Rule())
+    book = settings.book_lately("default")
+    with CaptureQueriesContext(connection) as said:
+        assert settings.book_lately("default") is book
+    assert not said.captured_queries
 
 
 @pytest.fixture
@@ -194,10 +204,10 @@ def test_who_was_heard_is_not_called_silent_after_all_were_suspended(two: Any) -
     """Which the database's clock counts, and those do not by which processes are watched."""
     strict, loose = two
     now, digest = ledger_time.now("default"), strict.membership.party.digest
-    loose.membership.party._silent(now)
+    loose.membership.party._look_for_silent(now)
     strict.membership.heartbeat()
-    loose.membership.party._silent(now)
-    assert digest not in loose.membership.party._silent(now + timedelta(hours=1))
+    loose.membership.party._look_for_silent(now)
+    assert digest not in loose.membership.party._look_for_silent(now + timedelta(hours=1))
 
 
 def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
@@ -213,6 +223,16 @@ def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
     assert second.goes() == {"r": 40}
     assert settings.version("default") == version
     assert not of_settings(told)
+    first.joins()
+    assert first.membership.book is not None, "it goes on after all"
+
+
+def test_who_has_other_settings_now_takes_its_own_opinion_back_at_once(waiting: Any) -> None:
+    waiting(r=100)
+    one = Process("one", r=STRICT)
+    assert one.goes() == {"r": 2}
+    one.book = book_of({"r": LOOSE})
+    assert one.goes() == {"r": 38}
 
 
 @pytest.mark.parametrize("odd", [{"kind": "LeakyBucket"}, {"kind": "SlidingWindow", "colour": 1}])
@@ -251,7 +271,7 @@ def test_opinions_outlive_the_row_of_the_settings(two: Any) -> None:
     _, loose = two
     SettingsState.objects.all().delete()
     assert loose.goes() == {}
-    book = settings.book_in_force("default", bind({"r": LOOSE}))
+    book = settings.book_in_force("default", book_of({"r": LOOSE}))
     assert len(book.budgets["r"]) == 2
 
 

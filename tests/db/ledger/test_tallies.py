@@ -26,13 +26,14 @@ from callqueue import (
     database,
     transitions,
 )
+from callqueue.database import to_us
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
-from callqueue.ledger import ledger_time, tallies
+from callqueue.ledger import ledger_time, tallies, tally_rows
 from callqueue.ledger.tally_rows import CORRECTIONS
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue, RuleState, Tally
 from callqueue.sending.validation import check_key
@@ -191,7 +192,7 @@ def test_attempts_are_wanted_for_little_longer_than_their_window() -> None:
     """By a dispenser that was away: it takes away what has left meanwhile, or counts anew."""
     for per, longest in (("rule", 1.01), ("key", 1.5)):
         limit = SlidingWindow("5/30d", per=per)
-        counted = tallies.counted_for(bind({"r": Rule(limits=[limit])}))["r"]
+        counted = tallies.counting_times(book_of({"r": Rule(limits=[limit])}))["r"]
         assert limit.window_us < counted <= longest * limit.window_us
 
 
@@ -203,7 +204,7 @@ def test_what_another_rule_gives_back_makes_no_room_here(rules: Rules) -> None:
         send(rule, key="K")
     release_all("b", answered=False)
     of_a = CallAttempt.objects.filter(rule="a")
-    assert transitions.undo("default", list(of_a.values_list("pk", flat=True))) == 8
+    assert transitions.void_and_log("default", list(of_a.values_list("pk", flat=True))) == 8
     release_all("b", answered=False)
     assert CallAttempt.objects.filter(rule="b").count() == 5
 
@@ -292,7 +293,7 @@ def judge(limit: Limit) -> None:
     kept = {tally.value: tally.used for tally in Tally.objects.filter(budget="r#0") if tally.used}
     pending = CallAttempt.objects.filter(rule="r", correction_pending=True).exists()
     if kept and not pending:
-        book = bind({"r": Rule(limits=[limit])})
+        book = book_of({"r": Rule(limits=[limit])})
         (counted,) = tallies.tallies_of("default", [(book.budgets["r"][0], None)], at, at)
         fresh = {value: tally.used for value, tally in counted.by_value.items() if tally.used}
         assert all(kept.get(value, 0) >= used for value, used in fresh.items())
@@ -397,7 +398,7 @@ def test_room_of_what_was_not_sent_is_there_at_once_under_an_operators_rate(
     assert CallAttempt.objects.charged().count() == 5 * thousand // 2
     open_ids = list(CallAttempt.objects.open().values_list("pk", flat=True))
     if verb == "undo":
-        transitions.undo("default", open_ids)
+        transitions.void_and_log("default", open_ids)
     elif verb == "void":
         claim.give_back("default", open_ids)
     else:
@@ -452,7 +453,7 @@ def test_corrections_of_limits_that_are_not_tallied_are_forgotten(rules: Rules) 
         permits(1, 10)
         send("s")
     release()
-    transitions.undo("default", CallAttempt.objects.open().values_list("pk", flat=True))
+    transitions.void_and_log("default", CallAttempt.objects.open().values_list("pk", flat=True))
     assert CallAttempt.objects.filter(correction_pending=True).count() == 4
     permits(1, 100)
     release()
@@ -484,6 +485,17 @@ def test_thousands_that_cost_more_are_counted_before_the_next_release(
     assert len(make_pass("default", ["r"]).released) == 1
 
 
+@pytest.mark.django_db
+def test_what_left_of_several_keys_of_one_bucket_is_told_in_the_order_of_its_ends() -> None:
+    """In another, the bucket would be taken to be fuller of what is owed than it is."""
+    (budget,) = book_of({"r": Rule(limits=[TokenBucket("1/m", burst=9, per="team")])}).budgets["r"]
+    one, other = (json.dumps({"team": "T", "user": user}) for user in "ab")
+    now = to_us(past_attempts("r", [one, one, other], minutes=[3, 3, 2]))
+    asked = tally_rows.Leaving(budget, now - budget.limit.window_us, now, now)
+    (left,) = tally_rows.what_left("default", [asked])
+    assert [(value, cost) for value, _, cost in left] == [("T", 2), ("T", 1)]
+
+
 # --- records that come late
 
 
@@ -512,7 +524,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
         later(number * 2 * window / passes)
         send("r", key=f"other{number}")
         assert len(make_pass("default", ["r"]).released) == 1
-    assert recorder.write("default", [end]) == 1
+    assert recorder.record_once("default", [end]) == 1
     make_pass("default", ["r"])
     assert CallAttempt.objects.filter(key="late").count() == 2, "its next call goes"
 
@@ -529,11 +541,11 @@ def test_what_is_recorded_late_is_taken_away_once(rules: Rules, later: Later, li
     ends = [after_success(j).stamp(ledger_time.now("default"), clocks.monotonic()) for j in jobs]
     window = limit.window_us / 1_000_000
     later(window * 0.6)
-    assert recorder.write("default", ends[:2]) == 2
+    assert recorder.record_once("default", ends[:2]) == 2
     assert make_pass("default", ["r"]).released == []
     later(window * 1.2)
     assert len(make_pass("default", ["r"]).released) == 2
-    assert recorder.write("default", ends[2:]) == 1
+    assert recorder.record_once("default", ends[2:]) == 1
     assert len(make_pass("default", ["r"]).released) == 1
     assert make_pass("default", ["r"]).released == []
 
@@ -621,4 +633,4 @@ def answer_some(count: int, tokens: int | None) -> None:
 def undo_some(released: Iterable[Any], chance: random.Random) -> None:
     ids = [one.attempt_id for one in released if chance.random() < 0.2]
     if ids:
-        transitions.undo("default", ids)
+        transitions.void_and_log("default", ids)

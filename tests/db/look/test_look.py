@@ -14,7 +14,7 @@ from django.utils import timezone
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
 from callqueue.execution import claim
 from callqueue.ledger import account, ledger_time, ready_calls, settings, tallies, tally_rows
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import Limit
 from callqueue.look import LimitLook, RuleLook, limits, look
 from callqueue.models import CallAttempt, CallQueue
@@ -132,10 +132,10 @@ def test_more_rules_share_a_limit_than_a_statement_joins(rules: Rules) -> None:
     assert look("default", rules=["p1"]).rule("p1").limits[0].used == 1
     assert account.glances("default", names)["p500"].open == 1
     assert ready_calls.next_wake("default", names) is None
-    (budget,) = bind(
+    (budget,) = book_of(
         {name: Rule(limits=[SlidingWindow("9/m", name="all")]) for name in names}
     ).budgets["p1"]
-    assert tally_rows.first_end("default", budget, 0) is None
+    assert tally_rows.first_end_after("default", budget, 0) is None
 
 
 def test_calls_are_spread_over_the_values_of_a_part_of_their_keys(rules: Rules) -> None:

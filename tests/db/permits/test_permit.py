@@ -235,11 +235,15 @@ def test_no_news_is_left_of_keys_that_take_no_turns(rules: Rules) -> None:
     assert not KeyNews.objects.exists()
 
 
-def test_who_waits_ends_what_died_in_its_block_though_other_slots_open(rules: Rules) -> None:
+def test_who_waits_ends_what_died_in_its_block_or_unbegun_though_other_slots_open(
+    rules: Rules,
+) -> None:
     """Perhaps no dispenser does so, and the limit would be the smaller by it for ever."""
-    rules(r=Rule(limits=[SlidingWindow("4/s")]))
+    rules({"LEASE": {"RELEASE": 1}}, r=Rule(limits=[SlidingWindow("4/s")]))
     with travel() as clock:
-        for _ in range(3):
+        send("r")
+        release()
+        for _ in range(2):
             assert isinstance(new_waiter(lease=0.5).step(), Job)
         clock.forward(5)
         for _ in range(8):

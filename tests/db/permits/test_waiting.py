@@ -18,7 +18,7 @@ from callqueue import Concurrency, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.permits.waiting import REST, REVIEW, Waiter, now
+from callqueue.permits.waiting import PART, REST, REVIEW, Waiter, now
 from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import send
@@ -38,7 +38,7 @@ def waiter(**options: Any) -> Waiter:
 
 
 def until_next_pass(one: Waiter) -> float:
-    return one.pass_at - now()
+    return one.next_pass_at - now()
 
 
 @pytest.mark.parametrize("per", ["rule", "key"])
@@ -76,6 +76,8 @@ def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rul
     with CaptureQueriesContext(connection) as asked:
         last.step()
     assert len(asked) == 1, "a look is one statement"
+    last._opens_at, last._pause_of_pass = last.passed_at + 40, 0.0
+    assert last.pass_at == pytest.approx(last.passed_at + 8 * 40 / PART)
 
 
 def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
@@ -91,6 +93,18 @@ def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
         assert until_next_pass(one) < 2
         for other in waiters:
             other.withdraw()
+
+
+def test_a_pass_that_a_permit_makes_releases_none_that_goes_behind_it(rules: Rules) -> None:
+    """Whose code may look at its row a while later: its attempt would be open for nothing."""
+    rules(r=Rule(limits=[SlidingWindow("2/5s")]))
+    with travel() as clock:
+        taken(), taken()
+        behind = waiter(priority=4)
+        clock.forward(6)
+        assert isinstance(pass_now(new_waiter(priority=5)), Job)
+        assert waiting_rows().get().pk == behind.pk
+        assert isinstance(pass_now(behind), Job)
 
 
 @pytest.mark.parametrize("how", ["settled", "resumed", "cancelled ahead"])
@@ -191,8 +205,8 @@ def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
     is_undone = when == "in one that is undone"
     with callqueue.permit("r") if is_undone else nullcontext():
         one = waiter_whose_pass_lost_its_answer(monkeypatch)
-        found, unseen = one._found, [None, None] if when == "in its next pass" else [None]
-        monkeypatch.setattr(one, "_found", lambda: unseen.pop() if unseen else found())
+        found, unseen = one._find_row, [None, None] if when == "in its next pass" else [None]
+        monkeypatch.setattr(one, "_find_row", lambda: unseen.pop() if unseen else found())
         with monkeypatch.context() as patch:
             if is_undone:
                 patch.setattr(release_pass, "remember", Mock(side_effect=release_pass.Outdated))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from callqueue.dispatch.next_look import (
+    AGREE,
     BUSY,
     LOCKED,
     NO_STREAK,
@@ -19,6 +20,7 @@ from callqueue.dispatch.next_look import (
     Streak,
     Wait,
     when_locked,
+    when_outdated,
     when_passed,
 )
 from callqueue.ledger.account import GLANCED, Glance
@@ -37,11 +39,11 @@ def test_what_waits_for_room_goes_on_soon_after_there_is_more() -> None:
     look = passed(UNFINISHED | Wait(on_room=True))
     assert (look.goes_on, look.on_room, look.after) == (False, True, REVIEW)
     group = RuleGroup(("r",))
-    group.obey(look, now=5.0)
-    group.note_room()
+    group.set_next_look(look, now=5.0)
+    group.want_pass_soon()
     assert group.look_at == 5.0 + TOGETHER
-    group.obey(passed(opens_in=TOGETHER / 2), now=6.0)
-    group.note_room()
+    group.set_next_look(passed(opens_in=TOGETHER / 2), now=6.0)
+    group.want_pass_soon()
     assert group.look_at == 6.0 + TOGETHER / 2, "no later than it was to be"
 
 
@@ -49,11 +51,11 @@ def test_attempts_that_are_too_many_to_count_are_no_news() -> None:
     look = passed(Wait(on_answer=True), open_attempts=GLANCED, untold_attempts=GLANCED - 1)
     assert (look.open_attempts, look.untold_attempts) == (None, GLANCED - 1)
     group = RuleGroup(("r",))
-    group.obey(look, now=5.0)
-    group.notice({"r": Glance(GLANCED - 7, GLANCED - 1, 0)})
-    group.notice({"r": Glance(GLANCED, GLANCED - 1, 70)})
+    group.set_next_look(look, now=5.0)
+    group.notice_answers({"r": Glance(GLANCED - 7, GLANCED - 1, 0)})
+    group.notice_answers({"r": Glance(GLANCED, GLANCED - 1, 70)})
     assert not group.is_due(now=5.0), "of ends before the first none is known"
-    group.notice({"r": Glance(GLANCED, GLANCED - 2, 70)})
+    group.notice_answers({"r": Glance(GLANCED, GLANCED - 2, 70)})
     assert (group.is_due(now=5.0), group.next_look.untold_attempts) == (True, GLANCED - 2)
 
 
@@ -68,6 +70,12 @@ def test_rules_that_are_locked_are_tried_ever_less_often() -> None:
     assert passed(last=look.streak).streak.locked == 0
 
 
+def test_where_dispensers_do_not_agree_yet_nothing_goes_on_at_once_that_bears_no_fruit() -> None:
+    look = when_outdated(Streak(locked=3))
+    assert (look.after, look.joins, look.streak) == (AGREE, True, Streak(fruitless=1))
+    assert not passed(UNFINISHED, look.streak, opens_in=9.0).goes_on
+
+
 def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() -> None:
     """And a round of keys is gone through to its end."""
     assert passed(UNFINISHED, has_released=True, opens_in=9.0).goes_on
@@ -75,7 +83,7 @@ def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() ->
     second = passed(UNFINISHED, first.streak, opens_in=9.0)
     assert (first.goes_on, second.goes_on, second.after) == (True, False, REVIEW)
     assert not passed(UNFINISHED, when_locked(NO_STREAK).streak, opens_in=9.0).goes_on
-    look = passed()
+    look = when_locked(NO_STREAK)
     for _ in range(50):
         look = passed(UNFINISHED | Wait(is_mid_round=True), look.streak)
         assert look.goes_on
@@ -115,17 +123,17 @@ def test_what_is_blocked_is_looked_at_when_it_may_go(
 )
 def test_a_group_that_waits_is_due_once_there_is_news_of_an_attempt(news: Glance) -> None:
     group, other = RuleGroup(("a", "b")), Glance(1, 0, 60)
-    group.obey(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
+    group.set_next_look(passed(Wait(on_answer=True), open_attempts=3, untold_attempts=2), now=5.0)
     assert group.waits_for_answer
-    group.notice({"a": Glance(2, 2, 70), "b": other})
+    group.notice_answers({"a": Glance(2, 2, 70), "b": other})
     assert not group.is_due(now=5.0)
-    group.notice({"a": news, "b": other})
+    group.notice_answers({"a": news, "b": other})
     assert group.is_due(now=5.0)
 
 
 def test_trouble_puts_off_a_pass_but_wakes_nobody_from_rest() -> None:
     resting, waiting = RuleGroup(("a",)), RuleGroup(("b",))
-    waiting.obey(passed(opens_in=0.0), now=5.0)
+    waiting.set_next_look(passed(opens_in=0.0), now=5.0)
     for group in (resting, waiting):
         group.put_off(6.0)
     assert not waiting.is_due(now=5.5)

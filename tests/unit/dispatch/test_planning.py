@@ -14,7 +14,7 @@ from callqueue.dispatch.planning import Plan
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held, InForce
 from callqueue.ledger.ready_calls import Candidate
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 
 NOW = 1_800_000_000_000_000  # microseconds
 SECOND = 1_000_000
@@ -23,7 +23,7 @@ FREE = Held({})
 
 def account(lead: float = 0.0, **rules: Rule) -> Account:
     """Of rules that nothing was charged to yet."""
-    return Account("default", bind(rules), tuple(sorted(rules)), NOW, NOW + round(lead * SECOND))
+    return Account("default", book_of(rules), tuple(sorted(rules)), NOW, NOW + round(lead * SECOND))
 
 
 def calls(rule: str, *ids: int, **more: Any) -> list[Candidate]:
@@ -135,7 +135,7 @@ def test_a_key_waits_for_nothing_that_a_waiter_leaves_to_workers(
     of = account(r=Rule(limits=[SlidingWindow("1/m", per="key")]))
     waiting = calls("r", 1, key="a", method=first) + calls("r", 2, key="a", method="permit")
     made = planning.plan(of, {"r": waiting}, FREE, {})
-    made.leave_to_workers()
+    made.drop_workers_calls()
     assert (released(made), [call.id for call, _ in made.kept_back]) == (releases, kept_back)
 
 
@@ -163,12 +163,12 @@ def test_a_rule_opens_by_the_queue_that_is_free_first_and_says_which_limit_comes
     of_rule, of_queue = of.book.budgets["r"]
     of.aged[of_queue.id, "e1"] = [(NOW - 10 * SECOND, 1)]
     of.aged[of_queue.id, "e2"] = [(NOW - 30 * SECOND, 1)]
-    assert planning.opens(of, "r", ["e1", "e2"]) == (NOW + 30 * SECOND + 1, of_queue)
-    assert planning.opens(of, "r", ["e1"]) == (NOW + 50 * SECOND + 1, of_queue)
-    assert planning.opens(of, "r", []) == (None, None), "all are held"
+    assert planning.next_opening(of, "r", ["e1", "e2"]) == (NOW + 30 * SECOND + 1, of_queue)
+    assert planning.next_opening(of, "r", ["e1"]) == (NOW + 50 * SECOND + 1, of_queue)
+    assert planning.next_opening(of, "r", []) == (None, None), "all are held"
     full = account(r=Rule(queues=["e1", "e2"], limits=limits))
     full.open[of_rule.id, ""] = 9
-    assert planning.opens(full, "r", ["e1", "e2"]) == (None, of_rule)
+    assert planning.next_opening(full, "r", ["e1", "e2"]) == (None, of_rule)
 
 
 @pytest.mark.parametrize(("lead", "room"), [(0, 0), (250_000, 0), (250_001, 1), (60_000_001, 5)])
@@ -179,13 +179,17 @@ def test_as_many_calls_are_read_as_fit_by_the_lead(lead: int, room: int) -> None
         ages = [NOW - 60 * SECOND + 250_000, *[NOW] * 4]
         of.aged[budget.id, ""] = [(at, cost) for at in ages]
     (call,) = calls("r", 1, cost={"tokens": 4})
-    assert planning.room(of, "r", 99, [""]) == planning.room_for(of, call, 99) == room
-    assert planning.room(of, "r", 3, [""]) == min(3, room)
+    assert (
+        planning.room_of_rule(of, "r", 99, [""]) == planning.room_for_similar(of, call, 99) == room
+    )
+    assert planning.room_of_rule(of, "r", 3, [""]) == min(3, room)
 
 
 def test_of_limits_per_queue_as_many_fit_as_by_all_queues_that_are_free() -> None:
     of = account(r=Rule(queues=["e1", "e2"], limits=[SlidingWindow("2/m", per="queue")]))
-    assert [planning.room(of, "r", 99, queues) for queues in (["e1", "e2"], ["e1"], [])] == [
+    assert [
+        planning.room_of_rule(of, "r", 99, queues) for queues in (["e1", "e2"], ["e1"], [])
+    ] == [
         4,
         2,
         0,

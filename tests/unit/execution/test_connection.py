@@ -197,7 +197,7 @@ def test_what_strikes_as_the_first_byte_goes_finds_it_marked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a task's time limit does: nobody knows whether it went."""
-    monkeypatch.setattr(Connection, "_push", Mock(side_effect=SystemExit))
+    monkeypatch.setattr(Connection, "_send_in_pieces", Mock(side_effect=SystemExit))
     gate = Gate()
     with Peer(answering(echo)) as peer, pytest.raises(SystemExit):
         call(peer.url(), gate=gate)
@@ -322,7 +322,7 @@ def test_what_was_sent_has_arrived_by_the_latest_instant_that_was_seen(
 ) -> None:
     gate = Gate()
     gate.arrived, gate.is_late = arrived, is_late
-    assert gate.arrived_by(clocks.Mono(3.0), clocks.Mono(9.0)) == by
+    assert gate.latest_arrival(clocks.Mono(3.0), clocks.Mono(9.0)) == by
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
@@ -567,7 +567,7 @@ def test_what_was_wanting_is_not_remembered() -> None:
     assert is_starved(call("http://localhost:1/"))
 
 
-@pytest.mark.parametrize("where", ["_new_conn", "_push"])
+@pytest.mark.parametrize("where", ["_new_conn", "_send_in_pieces"])
 @pytest.mark.parametrize("error", [*WANTS, *OTHERS])
 def test_what_the_kernel_has_no_more_of_is_told_from_what_is_the_other_sides(
     where: str, error: int, monkeypatch: pytest.MonkeyPatch
@@ -782,7 +782,9 @@ def test_what_tls_did_not_take_may_have_been_sent_in_part(
     secure: Peer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a plain connection it is known that nothing was."""
-    monkeypatch.setattr(Connection, "_push", Mock(side_effect=OSError(errno.ECONNRESET, "reset")))
+    monkeypatch.setattr(
+        Connection, "_send_in_pieces", Mock(side_effect=OSError(errno.ECONNRESET, "reset"))
+    )
     assert is_lost(call(secure.url(), policy=trusting(certificate)))
     with Peer(answering(echo)) as plain:
         assert nothing_was_sent(call(plain.url()))

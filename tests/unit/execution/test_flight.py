@@ -38,7 +38,8 @@ def _job(attempt_id: int, rule: str) -> Any:
 def crew_of(work: Callable[[Any], Any]) -> tuple[Any, Callable[[int], None]]:
     """A crew, and what waits until so many of its jobs have ended."""
     bell = queue.SimpleQueue[None]()
-    crew: Any = flight.Crew(work, lambda: bell.put(None))
+    # who rings can be given the next job: else another thread would be begun for it
+    crew: Any = flight.Crew(work, lambda: crew.resting and bell.put(None))
 
     def wait_for(count: int) -> None:
         while len(crew.ended) < count:
@@ -99,12 +100,12 @@ def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_lease
     assert crew.max_jobs() == math.inf
     crew.add(list(range(8)), 8)
     assert crew.max_jobs() == 2
-    assert crew.unserved() == []  # one may still be free soon
-    while not (left := crew.unserved()):
+    assert crew.take_unserved() == []  # one may still be free soon
+    while not (left := crew.take_unserved()):
         threading.Event().wait(0.01)
     assert left == [2, 3, 4, 5, 6, 7]
     crew.pending.extend(left)
-    assert crew.unserved() == [], "what comes after others were handed back has not waited"
+    assert crew.take_unserved() == [], "what comes after others were handed back has not waited"
     crew.pending.clear()
     goes.set()
     wait_for(2)
@@ -156,11 +157,34 @@ def test_what_waits_for_room_has_not_landed() -> None:
     one, landed = flight.Flight.__new__(flight.Flight), threading.Event()
     one.boarding, one.landings, one.under_way = [flight.Message([1])], [landed], {}
     one.max_in_flight, one.crew = lambda: 1, SimpleNamespace(max_jobs=lambda: math.inf)  # type: ignore[assignment]
-    one._settle()
+    one._let_tasks_go()
     assert not landed.is_set()
     one.boarding[0].waiting = []
-    one._settle()
+    one._let_tasks_go()
     assert landed.is_set() and not one.boarding
+
+
+def test_a_task_that_goes_away_waits_for_what_is_just_being_begun_of_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it gives back then, the flight does not begin at the same time."""
+    began, one, message = (
+        threading.Event(),
+        flight.Flight("default", lambda: 1),
+        flight.Message([1]),
+    )
+
+    def begin(*_: Any) -> list[Any]:
+        began.set()
+        wait_until(lambda: not one.inbox.empty(), 20)
+        return []
+
+    monkeypatch.setattr(flight.claim, "begin", begin)
+    monkeypatch.setattr(one, "_with_connection", lambda work: work())
+    one.inbox.put(message)
+    assert began.wait(20)
+    one._abandon(message, 20)
+    assert message.settled.is_set()
 
 
 def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(
@@ -178,7 +202,7 @@ def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_databa
     make = lambda job: made.append(job.attempt.id) or wait()  # noqa: E731
     monkeypatch.setattr(flight.telemetry, "traced", lambda _: make)
     one = flight.Flight("default", lambda: 100)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
+    monkeypatch.setattr(one, "_with_connection", lambda work: work())
     threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
     assert began.wait(20)
     one.take_off([_job(number, "slow") for number in range(2, 22)])(True)
@@ -188,18 +212,19 @@ def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_databa
         goes.set()
 
 
+@pytest.mark.parametrize(("is_begun", "most"), [(True, 50), (False, flight.AHEAD)])
 def test_most_threads_of_what_takes_off_are_started_once_it_is_cleared(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_begun: bool, most: int
 ) -> None:
     """A pass hands over in its transaction, with the rules' rows locked."""
     goes = threading.Event()
     monkeypatch.setattr(flight.telemetry, "traced", lambda make: lambda job: goes.wait(20))
     one = flight.Flight("default", lambda: 100)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
+    monkeypatch.setattr(one, "_with_connection", lambda work: work())
     clear = one.take_off([_job(number, "slow") for number in range(50)])
     assert len(one.crew.threads) == flight.AHEAD
-    clear(True)
-    wait_until(lambda: len(one.crew.threads) == 50, 20)
+    clear(is_begun)
+    wait_until(lambda: len(one.crew.threads) == most, 20)
     goes.set()
 
 
@@ -218,8 +243,23 @@ def test_what_ends_while_the_flight_falls_asleep_wakes_it() -> None:
     one.inbox, one.boarding, one.is_watching = Inbox(), [], True
     one.under_way = {1: _job(1, "r"), 2: _job(2, "r")}
     one.crew = SimpleNamespace(pending=Pending(), ended=())  # type: ignore[assignment]
-    one._wait()
+    one._wait_for_news()
     assert one.inbox.empty()
+
+
+def test_what_ends_in_a_row_is_recorded_together_but_not_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, now, ended = flight.Flight.__new__(flight.Flight), [1000.0], deque[Any]()
+    monkeypatch.setattr(flight.time, "monotonic", lambda: now[0])
+    one.crew = SimpleNamespace(pending=(), ended=ended, unserved=list)  # type: ignore[assignment]
+    one.seen, one.first, one.under_way = 0, 0.0, {number: _job(number, "r") for number in range(99)}
+    taken = list[Any]()
+    while not taken:
+        ended.append((_job(1, "r"), "result"))
+        taken = one._take_ended()
+        now[0] += flight.QUIET / 2
+    assert len(taken) in (7, 8)  # within AGE
 
 
 def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would_take(
@@ -278,7 +318,7 @@ def test_nothing_is_sent_before_its_slot_or_that_may_outlive_its_lease(
     job: Any = _job(1, "r")
     job.lease_ends, job.sound_rule = now + left, Rule(total_timeout=60)
     job.clearance = None if is_begun is None else SimpleNamespace(wait=lambda: is_begun)
-    job.slot_opens = lambda: passed.append(gate.is_passed) or opens
+    job.slot_opens_at = lambda: passed.append(gate.is_passed) or opens
     gate = request.SlotGate(job)
     with pytest.raises(Dropped, match=why) if why else nullcontext():
         gate.wait()
@@ -323,6 +363,18 @@ def test_it_pauses_for_a_second_and_longer_where_that_was_of_no_help(clock: list
     assert _seconds_of(pause, clock) == 0.5, "calls that were taken before make it no longer"
 
 
+def test_who_rests_does_so_until_the_pause_is_over_or_as_long_as_a_task_may_wait(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept, pause = list[float](), starvation.Shortage()
+    monkeypatch.setattr(starvation.time, "sleep", slept.append)
+    pause.rest(None)
+    pause.begin("no more")
+    pause.rest(None)
+    pause.rest(0.25)
+    assert slept == [0, 1, 0.25]
+
+
 @pytest.mark.parametrize(
     ("wanting", "what"),
     [
@@ -338,7 +390,7 @@ def test_what_was_wanting_is_known_by_whatever_else_is_said_of_it(
     behind, named, during = ValueError("odd"), ValueError("odd"), ValueError("odd")
     named.__cause__, during.__context__, behind.__context__ = wanting, wanting, named
     for error in (wanting, named, during, behind):
-        text = starvation.starved(error)
+        text = starvation.why_starved(error)
         assert text == (
             what and f"nothing was sent: this worker's process may have no more ({what})"
         )
@@ -367,8 +419,8 @@ def test_as_many_calls_as_there_are_descriptors_for(
     monkeypatch: pytest.MonkeyPatch, limit: int, is_open: int, most: float
 ) -> None:
     """Less what is open before the first call, and what lookups and other tasks may take."""
-    starvation._count_open.cache_clear()
+    starvation._open_at_first.cache_clear()
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * is_open)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert starvation.spare_descriptors() == most
-    starvation._count_open.cache_clear()
+    starvation._open_at_first.cache_clear()

@@ -375,6 +375,7 @@ def test_brotli_that_cannot_be_bounded_is_not_unfolded(
     monkeypatch.setitem(wire._UNBOUNDED, "br", "cannot be bounded")
     with Peer(answering(answer_bytes(brotli.compress(b"ok"), Content_Encoding=encoding))) as peer:
         answer = call(peer.url())
+        assert peer.has_closed(1), "while somebody has the answer"
     assert (body_of(answer), answer.broken) == (b"", True)
 
 
@@ -410,6 +411,21 @@ def test_a_timeout_that_is_over_before_the_send_sends_nothing() -> None:
     assert len(peer.seen) == 1
 
 
+def test_a_handshake_has_what_connecting_left_of_the_total_timeout(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(socket.socket):
+        def connect(self, where: Any) -> None:
+            super().connect(where)
+            clock.ahead += 59.8
+
+    with Peer(_reads_nothing) as peer, within(4):
+        monkeypatch.setattr(socket, "socket", Slow)
+        answer = call(f"https{peer.url()[4:]}", timeouts=Timeouts(connect=30, total=60))
+    assert nothing_was_sent(answer)
+    assert "the total timeout of 60 s" in answer.error
+
+
 @pytest.mark.parametrize("how", list(BUSY))
 def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str) -> None:
     """This thread's own, on a machine of usual speed; before, it was all of the total timeout."""
@@ -424,6 +440,16 @@ def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str
     assert answer.truncated == (answer.response is not None)
     assert not answer.broken
     assert spent < 0.5 * slowness()
+
+
+def test_a_long_body_lets_other_threads_have_their_turn_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trip, naps = connection.Trip(PATIENT, wire.Gate(), LOOPBACK), list[float]()
+    monkeypatch.setattr(time, "sleep", naps.append)
+    for _ in range(2 * connection._SPELL):
+        trip.took(100)
+    assert len(naps) == 2
 
 
 def slowness() -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from callqueue.history.audit import Finding, Seen, judge, new_use
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import (
     SECOND,
     Concurrency,
@@ -102,7 +102,7 @@ def test_the_worst_key_is_named() -> None:
 
 def test_a_budget_of_two_rules_counts_both_and_is_found_under_each() -> None:
     shared = SlidingWindow("5/s", name="shared")
-    book = bind({"one": Rule(limits=[shared]), "two": Rule(limits=[shared])})
+    book = book_of({"one": Rule(limits=[shared]), "two": Rule(limits=[shared])})
     result = judge(book, iter([seen(1, rule="one"), seen(2, rule="two")]), NOW, SINCE)
     assert [(f.rule, f.name, f.highest) for f in result.findings] == [
         ("one", "shared", 2),
@@ -130,5 +130,5 @@ def seen(
 
 
 def judged(limit: Limit, attempts: list[Seen]) -> Finding:
-    (found,) = judge(bind({"r": Rule(limits=[limit])}), iter(attempts), NOW, SINCE).findings
+    (found,) = judge(book_of({"r": Rule(limits=[limit])}), iter(attempts), NOW, SINCE).findings
     return found

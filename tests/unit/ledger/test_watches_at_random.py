@@ -71,9 +71,9 @@ class World:
         return Reading(Us(self.at), Mono(self.time), Mono(self.time + 0.0002), *seen)
 
     def set_back(self, using: str, reading: Reading, by: int) -> Reading:
-        self.moved += by
-        self.told.append((self.time, "set back by", by))
-        return replace(reading, at=reading.at - by, moved=self.moved)
+        self.moved += by + 1
+        self.told.append((self.time, "set back by", by + 1))
+        return replace(reading, at=Us(reading.at - by - 1), moved=self.moved)
 
     def agree(self, using: str, reading: Reading) -> Reading:
         self.agreements, self.agreed_at = self.agreements + 1, reading.at
@@ -151,7 +151,7 @@ def lived(world: World) -> World:
     database = SimpleNamespace(
         writing=lambda using: nullcontext(),
         locked=lambda rows, wait: [rows],
-        end_if_silent=lambda using, seconds: None,
+        set_idle_timeout=lambda using, seconds: None,
     )
     rows = SimpleNamespace(order_by=lambda name: None, filter=lambda pk: None)
     of_ledger_time = {

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.limits.budgets import Book, bind
+from callqueue.limits.budgets import Book, book_of
 from callqueue.limits.in_force import (
     LINGERS,
     OF_NOBODY,
@@ -46,7 +46,7 @@ def books(draw: Any) -> Book:
         rules[name] = Rule(
             limits=[*own, *(of_name[one] for one in sorted(draw(st.sets(st.sampled_from("xy")))))]
         )
-    return bind(rules)
+    return book_of(rules)
 
 
 def opinions_of(*all_books: Book) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_all_that_take_part_find_the_same_budgets_and_groups(all_books: list[Boo
 
 
 def test_nobody_charges_by_settings_that_are_not_in_force() -> None:
-    one, other = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (1, 2))
+    one, other = (book_of({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (1, 2))
     stated = Stated(version=7, opinions=opinions_of(one))
     assert stated.book(one).version == 7
     assert stated.book(other).version == OF_NOBODY
@@ -136,15 +136,15 @@ def test_what_was_charged_to_a_named_limit_counts_in_it_from_then_on(
 
 def test_a_rule_that_left_a_limit_counts_until_the_last_pass_that_charged_it() -> None:
     account = SlidingWindow("10/m", name="account")
-    both = bind({"a": Rule(limits=[account]), "b": Rule(limits=[account])})
-    one = bind({"a": Rule(limits=[account]), "b": Rule()})
+    both = book_of({"a": Rule(limits=[account]), "b": Rule(limits=[account])})
+    one = book_of({"a": Rule(limits=[account]), "b": Rule()})
     lapsed = [(opinion_of(both), NOW), (opinion_of(both), NOW - 500), (opinion_of(one), NOW + 9)]
     stated, until = Stated(opinions=opinions_of(one), lapsed=lapsed), NOW + LINGERS
     book = stated.book(one)
     (budget,) = book.budgets["a"]
     assert budget.former == (("b", until),)
     assert book.may_owe(budget), "what it charged may have been by another cost"
-    assert [book.left_lately("a", at) for at in (until - 1, until)] == [{"b"}, set()]
+    assert [book.former_rules_under_way("a", at) for at in (until - 1, until)] == [{"b"}, set()]
     assert (budget.counts("b", until), budget.counts("b", until + 1)) == (True, False)
     back = Stated(opinions=opinions_of(both, one), lapsed=lapsed)
     assert back.book(one).budgets["a"][0].former == ()
@@ -152,8 +152,11 @@ def test_a_rule_that_left_a_limit_counts_until_the_last_pass_that_charged_it() -
 
 def test_opinions_are_remembered_for_as_long_as_any_limit_counts() -> None:
     """With the rates that operators gave, and whoever states the limit."""
-    short, long = (bind({"r": Rule(limits=[SlidingWindow(r, name="n")])}) for r in ("1/m", "1/w"))
+    short, long = (
+        book_of({"r": Rule(limits=[SlidingWindow(r, name="n")])}) for r in ("1/m", "1/w")
+    )
     week = SlidingWindow("1/w").window_us
+    assert Stated(opinions=opinions_of(book_of({"r": Rule()}))).longest_window == 0
     assert Stated(opinions=opinions_of(short)).longest_window < week
     assert Stated(lapsed=[(opinion_of(long), NOW)]).longest_window == week
     assert Stated(opinions=opinions_of(short), rates={"n": "9/w"}).longest_window == week
@@ -163,16 +166,16 @@ def test_opinions_are_remembered_for_as_long_as_any_limit_counts() -> None:
 def test_rules_of_a_limit_that_this_version_does_not_know_are_unreadable(other: Any) -> None:
     """Whoever states it: no pass may go by what it cannot read."""
     shared = SlidingWindow("1/s", name="n")
-    book = bind({"a": Rule(limits=[shared]), "b": Rule(limits=[shared]), "c": Rule()})
+    book = book_of({"a": Rule(limits=[shared]), "b": Rule(limits=[shared]), "c": Rule()})
     theirs = {"a": [{**opinion_of(book)["a"][0], **other}]}
     assert Stated(opinions={"theirs": theirs}).book(book).unreadable == {"a", "b"}
 
 
 def test_differences_name_who_says_what() -> None:
-    one = bind(
+    one = book_of(
         {"a": Rule(limits=[SlidingWindow("5/m"), SlidingWindow("9/m", name="n")]), "only": Rule()}
     )
-    two = bind({"a": Rule(limits=[SlidingWindow("5/m", jitter=1)])})
+    two = book_of({"a": Rule(limits=[SlidingWindow("5/m", jitter=1)])})
     found = differences({"p1": opinion_of(one), "p2": opinion_of(two)})
     assert [str(each) for each in found] == [
         "limit a#0: SlidingWindow('5/m') says p1; SlidingWindow('5/m', jitter=1) says p2",

@@ -21,7 +21,7 @@ import pytest
 from callqueue import Rule
 from callqueue.history.audit import new_use
 from callqueue.ledger.memo import Memo, forget_other_levels, kept_level, usage_since_kept_level
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import (
     SECOND,
     Concurrency,
@@ -377,7 +377,7 @@ def test_a_new_kind_is_kept_at_the_provider() -> None:
 @pytest.mark.parametrize(("n", "calls"), [(1, 1), (1, 40), (7, 7), (7, 200), (50, 400)])
 def test_a_backlog_of_a_new_kind_drains_as_the_simulation_says(n: int, calls: int) -> None:
     limit = Spaced(f"{n}/s", jitter=0)
-    book = bind({"r": Rule(limits=[limit])})
+    book = book_of({"r": Rule(limits=[limit])})
     made = simulate(book, "r", calls, latency=0, delivery=0, notice=0)
     quick = limit.seconds_until_gone(limit.meter(Usage(), START), calls, START, 0)
     assert made.last_release == pytest.approx(quick, rel=0.01, abs=0.01)
@@ -389,7 +389,7 @@ def test_a_backlog_of_a_new_kind_drains_as_the_simulation_says(n: int, calls: in
 @pytest.mark.parametrize("ended", [9 * SECOND, 10 * SECOND, 10 * SECOND + 1])
 def test_no_charge_is_lost_between_a_level_and_what_is_newer(ended: int) -> None:
     """Whether it ended before the level's instant, after it, or at it."""
-    budget = bind({"r": Rule(limits=[TokenBucket("1/s", burst=3)])}).budgets["r"][0]
+    budget = book_of({"r": Rule(limits=[TokenBucket("1/s", burst=3)])}).budgets["r"][0]
     memo, now = Memo(), 11 * SECOND
     usage = Usage(aged=[(ended, 3)])
     usage_since_kept_level(memo, budget, "", usage, 10 * SECOND, now)
@@ -400,11 +400,11 @@ def test_no_charge_is_lost_between_a_level_and_what_is_newer(ended: int) -> None
 
 def test_a_level_is_of_its_own_bucket_and_of_no_other_time() -> None:
     limits, dearer = [TokenBucket("1/s", burst=3)], [TokenBucket("2/s", burst=3)]
-    budgets = bind({"r": Rule(limits=limits), "s": Rule(limits=limits)}).budgets
+    budgets = book_of({"r": Rule(limits=limits), "s": Rule(limits=limits)}).budgets
     memo, at, now = Memo(), 10 * SECOND, 11 * SECOND
     for rule in "rs":
         usage_since_kept_level(memo, budgets[rule][0], "", Usage(), at, now)
-    own, (other,) = budgets["r"][0], bind({"r": Rule(limits=dearer)}).budgets["r"]
+    own, (other,) = budgets["r"][0], book_of({"r": Rule(limits=dearer)}).budgets["r"]
     forget_other_levels(memo, {"r#0"})
     assert kept_level(memo, own, "", at, at)
     for budget, value, since, until in [

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import SECOND, Limit, Usage
 from callqueue.look.estimate import Gate, charged_s, gone_of_each, seconds_to_pass
 from tests.support.drain_simulation import DELIVERY, simulate
@@ -63,7 +63,7 @@ def error(seed: int) -> tuple[float, float]:
     rule = Rule(limits=[drawn(chance, cost) for _ in range(chance.randint(1, 3))])
     calls = chance.choice([chance.randint(1, 60), chance.randint(1, 1000)])
     latency = chance.choice([0.05, 0.2, 1.0, 4.0])
-    book = bind({"r": rule})
+    book = book_of({"r": rule})
     usage = {budget.id: used(budget.limit, chance) for budget in book.budgets["r"]}
     keyed = {one.id for one in book.budgets["r"] if one.limit.is_keyed}  # of which nothing is used
     usage = {name: one for name, one in usage.items() if name not in keyed}
@@ -103,6 +103,7 @@ def test_what_is_charged_already_is_waited_for() -> None:
     assert drained(Concurrency(4), 100) is None
     assert drained(Concurrency(4), 3) == 0
     assert drained(Concurrency(4), 100, latency=0.5) == pytest.approx(12)
+    assert drained(FixedWindow("1/d"), 1) == 0
     years = drained(FixedWindow("1/d"), 10_000_000)
     assert years == pytest.approx(10_000_000 * 86400, rel=0.001)
 

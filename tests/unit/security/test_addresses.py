@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from callqueue.exceptions import NotAllowed
 from callqueue.security import addresses
-from callqueue.security.addresses import host_refusal, is_place_pattern, literal_address, refusal
+from callqueue.security.addresses import (
+    address_refusal,
+    host_refusal,
+    is_place_pattern,
+    literal_address,
+)
 from callqueue.sending.call_data import Reach, check_url
 
 SPELLINGS = {
@@ -75,7 +80,7 @@ def test_no_spelling_of_a_refused_address_gets_through(spelling: tuple[str, IPv4
     host, address = spelling
     found = literal_address(host)
     assert found == address
-    assert refusal(found) is not None
+    assert address_refusal(found) is not None
 
 
 @given(REFUSED_V4)
@@ -92,7 +97,7 @@ def test_no_wrapping_into_ipv6_gets_a_refused_address_through(address: IPv4Addre
         str(IPv6Address(0x2A00 << 112 | 0x5EFE << 32 | number)),
         str(IPv6Address(0x2A00 << 112 | 0x02005EFE << 32 | number)),
     ):
-        assert refusal(text) is not None, text
+        assert address_refusal(text) is not None, text
 
 
 # --- Addresses
@@ -124,7 +129,7 @@ WHY = {
 @pytest.mark.parametrize("why", WHY)
 def test_special_addresses_are_refused_with_the_reason(why: str) -> None:
     for address in WHY[why].split():
-        reason = refusal(address)
+        reason = address_refusal(address)
         assert reason is not None and why in reason, address
         assert "ALLOWED_NETWORKS" in reason
 
@@ -135,13 +140,13 @@ def test_special_addresses_are_refused_with_the_reason(why: str) -> None:
      "2606:4700::1111", "2a00:1450::1", "64:ff9b::808:808", "::ffff:8.8.8.8", "2a00::5efe:808:808", "2003::1"],
 )  # fmt: skip
 def test_public_addresses_may_be_called(address: str) -> None:
-    assert refusal(address) is refusal(ip_address(address)) is None
+    assert address_refusal(address) is address_refusal(ip_address(address)) is None
 
 
 @given(st.integers(0, 2**32 - 1).map(IPv4Address))
 def test_whatever_python_knows_to_be_private_is_refused_too(address: IPv4Address) -> None:
     if not address.is_global or address.is_multicast or address.is_reserved:
-        assert refusal(address) is not None
+        assert address_refusal(address) is not None
 
 
 @pytest.mark.parametrize(
@@ -162,7 +167,7 @@ def test_whatever_python_knows_to_be_private_is_refused_too(address: IPv4Address
 def test_an_allowed_network_reopens_its_addresses_and_no_others(
     address: str, network: str, is_open: bool
 ) -> None:
-    assert (refusal(address, (network,)) is None) is is_open
+    assert (address_refusal(address, (network,)) is None) is is_open
 
 
 # --- Hosts
@@ -242,10 +247,10 @@ def test_an_ipv4_range_opens_no_ipv6_address_that_only_looks_like_one_of_it(
     """Of ISATAP's shape, for one; both are asked, and either may refuse."""
     ipv4 = IPv4Address(0x0A000000 | inside)
     address = IPv6Address(int(IPv6Address(prefix)) | interface << 32 | int(ipv4))
-    assert refusal(address, ["10.0.0.0/8"]) is not None
-    assert refusal(address, ["::/0"]) is None
+    assert address_refusal(address, ["10.0.0.0/8"]) is not None
+    assert address_refusal(address, ["::/0"]) is None
     public = IPv6Address(0x2A00 << 112 | interface << 32 | int(ipv4))
-    assert refusal(public) is not None and refusal(public, ["10.0.0.0/8"]) is None
+    assert address_refusal(public) is not None and address_refusal(public, ["10.0.0.0/8"]) is None
 
 
 @given(st.integers(0, 2**128 - 1), st.integers(0, 32), REFUSED_V4)
@@ -255,7 +260,7 @@ def test_an_ipv4_range_opens_mapped_and_nat64_addresses_and_no_other_that_is_ref
     network = str(ip_network(f"{opened}/{bits}", strict=False))
     may_open = [ip_network(text) for text in ("::ffff:0:0/96", "64:ff9b::/96", "2000::/3")]
     for looks in (number, number >> 64 << 64 | 0x5EFE << 32 | int(opened)):
-        if refusal(IPv6Address(looks), [network]) is None:
+        if address_refusal(IPv6Address(looks), [network]) is None:
             assert any(IPv6Address(looks) in one for one in may_open)
-    assert refusal(f"::ffff:{opened}", [network]) is None
-    assert refusal(f"64:ff9b::{opened}", [network]) is None
+    assert address_refusal(f"::ffff:{opened}", [network]) is None
+    assert address_refusal(f"64:ff9b::{opened}", [network]) is None

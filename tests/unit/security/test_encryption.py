@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from callqueue.exceptions import CallQueueError
 from callqueue.security import encryption
-from callqueue.security.encryption import EncryptionUnavailable, Unreadable, check_keys
+from callqueue.security.encryption import EncryptionUnavailable, Unreadable, key_problems
 
 seal, open_sealed = (
     partial(encryption.seal, place="t.column"),
@@ -67,18 +67,18 @@ def test_unusable_keys_are_refused_and_found_without_being_shown() -> None:
         assert "hunter2" not in str(caught.value) and NEW not in str(caught.value)
     wrong: list[Any] = [NEW, None, [NEW, "x"], [None], [[NEW]], ["é"], [NEW, NEW.encode()]]
     for keys in wrong:
-        (problem,) = check_keys(keys)
+        (problem,) = key_problems(keys)
         assert problem.startswith("must be a list of different Fernet keys, newest first")
         assert NEW not in problem
     for keys in ([], [NEW], (NEW, OLD), [NEW.encode()]):
-        assert check_keys(keys) == []
+        assert key_problems(keys) == []
 
 
 def test_without_cryptography_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
-    encryption._box.cache_clear()
-    assert "django-callqueue[encryption]" in check_keys([NEW])[0]
+    encryption._fernet.cache_clear()
+    assert "django-callqueue[encryption]" in key_problems([NEW])[0]
     with pytest.raises(EncryptionUnavailable, match=r"django-callqueue\[encryption\]"):
         seal("text", [NEW])
     with pytest.raises(EncryptionUnavailable, match=r"django-callqueue\[encryption\]"):

@@ -19,10 +19,10 @@ from callqueue.security.secrets import (
     SecretError,
     SecretFor,
     has_secret,
-    marked,
-    references_to,
+    mark_secrets,
+    references_to_secrets,
     resolve,
-    unmarked,
+    unmark_secrets,
 )
 
 HERE = SecretContext("default", "shop-7", "api.example.com")
@@ -65,8 +65,8 @@ json_values = st.recursive(
 @given(json_values)
 def test_the_stored_form_is_json_and_comes_back_as_it_was(value: Any) -> None:
     """That of data never names a secret."""
-    assert unmarked(json.loads(json.dumps(marked(value)))) == value
-    assert has_secret(value) == has_secret(unmarked(marked(value)))
+    assert unmark_secrets(json.loads(json.dumps(mark_secrets(value)))) == value
+    assert has_secret(value) == has_secret(unmark_secrets(mark_secrets(value)))
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_the_stored_form_is_json_and_comes_back_as_it_was(value: Any) -> None:
 )
 def test_what_send_never_wrote_is_data_and_refused_in_a_file(odd: Any) -> None:
     """Of calls that were stored before, and of a file that may use it, it is what was meant."""
-    assert unmarked({"a": odd}) == {"a": odd}
+    assert unmark_secrets({"a": odd}) == {"a": odd}
     with pytest.raises(InvalidCall, match="and nothing else"):
-        references_to({"method": "get", "params": {"json": [odd]}})
-    assert unmarked({"a": [{"$secret": "A"}], "b": 1}) == {"a": [Secret("A")], "b": 1}
-    allowed = references_to({"a": {"$secret": "A"}, "b": {"$$secret": "A"}})
+        references_to_secrets({"method": "get", "params": {"json": [odd]}})
+    assert unmark_secrets({"a": [{"$secret": "A"}], "b": 1}) == {"a": [Secret("A")], "b": 1}
+    allowed = references_to_secrets({"a": {"$secret": "A"}, "b": {"$$secret": "A"}})
     assert allowed == {"a": Secret("A"), "b": {"$secret": "A"}}
 
 

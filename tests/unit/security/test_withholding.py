@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from callqueue.security.withholding import (
     PART,
     WITHHELD,
-    at_work,
-    clean,
-    payload_of,
+    clean_of_secrets,
+    payload_strings,
     tells,
     withhold,
+    withholding,
 )
 from tests.support.length import examples
 
@@ -219,7 +219,9 @@ def test_where_a_text_was_cut_or_will_be_no_more_than_seven_are_left() -> None:
     for cut in range(1, 40):
         assert not is_told(withhold(f"you sent {TOKEN} and"[:-cut], (TOKEN,)), TOKEN)
     for before in range(480, 500):
-        assert not is_told(clean(f"Error: {'x' * before} {TOKEN}", (TOKEN,))[:500], TOKEN)
+        assert not is_told(
+            clean_of_secrets(f"Error: {'x' * before} {TOKEN}", (TOKEN,))[:500], TOKEN
+        )
 
 
 @pytest.mark.parametrize("user", ["", "u", "us", "use", "user"])
@@ -339,25 +341,25 @@ def test_a_long_key_is_quick() -> None:
 
 def test_a_payload_is_taken_out_in_whatever_form_an_error_repeats_it() -> None:
     name, text = "patient\nzero 'A'", "lorem ipsum " * 100
-    payload = payload_of("sms", {"name": name, "long": text, "few": "abc"})
+    payload = payload_strings("sms", {"name": name, "long": text, "few": "abc"})
     for form in (name, repr(name), str(KeyError(name)), json.dumps(name), ascii(name),
                  html.escape(name), quote(name)):  # fmt: skip
-        assert "zero" not in clean(f"no such {form}", (), payload)
-    assert "lorem" not in clean(f"ValueError: {text[7:500]}", (), payload)
-    cut = clean(f"{text[7:500]} {text[3:900]}", (), payload)
+        assert "zero" not in clean_of_secrets(f"no such {form}", (), payload)
+    assert "lorem" not in clean_of_secrets(f"ValueError: {text[7:500]}", (), payload)
+    cut = clean_of_secrets(f"{text[7:500]} {text[3:900]}", (), payload)
     assert cut == "[payload] [payload]"
     few = "abc is no payload that tells something"
-    assert clean(few, (), payload) == few
+    assert clean_of_secrets(few, (), payload) == few
 
 
 def test_a_text_without_end_is_looked_at_from_both_ends_and_no_half_is_left() -> None:
-    payload = payload_of("sms", {"name": "Zero Patient"})
-    said = clean(f"no Zero Patient {TOKEN} Zero Patient there is", (TOKEN,), payload)
+    payload = payload_strings("sms", {"name": "Zero Patient"})
+    said = clean_of_secrets(f"no Zero Patient {TOKEN} Zero Patient there is", (TOKEN,), payload)
     assert "Zero" not in said and "Patient" not in said
-    text = clean(f"{TOKEN} {'x' * 10_000_000} {TOKEN}", (TOKEN,))
+    text = clean_of_secrets(f"{TOKEN} {'x' * 10_000_000} {TOKEN}", (TOKEN,))
     assert len(text) < 200_000
     assert "sk_live" not in text
-    assert clean(f"first{'x' * 1_000_000}last", ()).endswith("xlast")
+    assert clean_of_secrets(f"first{'x' * 1_000_000}last", ()).endswith("xlast")
 
 
 @pytest.mark.parametrize("name", ["celery.app.trace", "urllib3.connection", "urllib3.connectionpool"])  # fmt: skip
@@ -366,7 +368,7 @@ def test_others_log_nothing_secret_while_a_call_is_made_and_what_they_like_after
 ) -> None:
     logger = logging.getLogger(name)
     caplog.set_level(logging.DEBUG, logger=name)
-    with at_work((TOKEN,)):
+    with withholding((TOKEN,)):
         extra = {"data": {"args": [f"({TOKEN!r},)"]}}
         logger.warning("sent %(token)s", {"token": TOKEN}, extra=extra)
         logger.warning("sent", extra={"data": {"args": [TOKEN]}})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.security import addresses
-from callqueue.security.secrets import Secret, marked, unmarked
+from callqueue.security.secrets import Secret, mark_secrets, unmark_secrets
 from callqueue.sending.call_data import Reach, check_params, check_url
 from tests.support import samples
 from tests.support.length import examples
@@ -193,10 +193,12 @@ def test_whatever_is_given_is_accepted_as_json_or_refused_by_field(
         str(error).encode()
         assert "\n" not in str(error)
         return
-    text = json.dumps(marked(result), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    assert unmarked(json.loads(text)) == result
+    text = json.dumps(
+        mark_secrets(result), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
+    assert unmark_secrets(json.loads(text)) == result
     assert len(text.encode()) <= max_bytes
-    assert "\\u0000" not in json.dumps(marked(result)).replace("\\\\", "")
+    assert "\\u0000" not in json.dumps(mark_secrets(result)).replace("\\\\", "")
     assert checked(result, max_bytes=max_bytes) == result
 
 
@@ -371,12 +373,12 @@ def test_a_url_is_refused_with_the_reason(why: str) -> None:
 
 
 def test_no_cache_keeps_hosts_that_no_host_name_is_as_long_as() -> None:
-    addresses._place.cache_clear()
+    addresses._parsed_authority.cache_clear()
     for number in range(20):
         for char in ("a", "é", "😀"):
             with pytest.raises(InvalidCall, match="lengths"):
                 check_url(f"https://{char * 20_000}{number}/", ANYWHERE)
-    assert addresses._place.cache_info().currsize == 0
+    assert addresses._parsed_authority.cache_info().currsize == 0
 
 
 @settings(max_examples=examples(100, 300), deadline=None)
