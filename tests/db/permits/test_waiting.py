@@ -77,7 +77,7 @@ def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rul
         last.step()
     assert len(asked) == 1, "a look is one statement"
     last._opens_at, last._pause_of_pass = last.passed_at + 40, 0.0
-    assert last.pass_at == pytest.approx(last.passed_at + 8 * 40 / PART)
+    assert last.next_pass_at == pytest.approx(last.passed_at + 8 * 40 / PART)
 
 
 def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:

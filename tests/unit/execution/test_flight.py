@@ -252,7 +252,7 @@ def test_what_ends_in_a_row_is_recorded_together_but_not_late(
 ) -> None:
     one, now, ended = flight.Flight.__new__(flight.Flight), [1000.0], deque[Any]()
     monkeypatch.setattr(flight.time, "monotonic", lambda: now[0])
-    one.crew = SimpleNamespace(pending=(), ended=ended, unserved=list)  # type: ignore[assignment]
+    one.crew = SimpleNamespace(pending=(), ended=ended, take_unserved=list)  # type: ignore[assignment]
     one.seen, one.first, one.under_way = 0, 0.0, {number: _job(number, "r") for number in range(99)}
     taken = list[Any]()
     while not taken:

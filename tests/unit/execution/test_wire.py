@@ -448,7 +448,7 @@ def test_a_long_body_lets_other_threads_have_their_turn_now_and_then(
     trip, naps = connection.Trip(PATIENT, wire.Gate(), LOOPBACK), list[float]()
     monkeypatch.setattr(time, "sleep", naps.append)
     for _ in range(2 * connection._SPELL):
-        trip.took(100)
+        trip.note_read(100)
     assert len(naps) == 2
 
 
