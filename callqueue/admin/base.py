@@ -64,6 +64,7 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         *,
         status: int = 200,
     ) -> TemplateResponse:
+        """A page of the admin's own; `template` is below "admin/callqueue/"."""
         common = {
             **self.admin_site.each_context(request),
             "title": title,

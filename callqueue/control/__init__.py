@@ -71,8 +71,8 @@ def _only_part(key: str) -> tuple[str, str] | None:
 def resume(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
-    """End the holds on a rule, whoever laid them, those on its keys too; or those on one key,
-    of which a provider may have held one name alone. The count.
+    """End the holds on a rule, whoever laid them, those on its keys too; or those on one key, and
+    on each of its names, which hold all keys that have it. How many were in force.
 
     The hold that keeps a provider safe after the database went back in time ends only where
     `restored` says so: see `restore_hold_ends_at`.

@@ -56,15 +56,15 @@ def plan(
     held: Held,
     served: Mapping[str, int],
     room: Room = ROOMY,
-    rooms: Mapping[tuple[str, str], int] | None = None,
+    room_of_workers: Mapping[tuple[str, str], int] | None = None,
 ) -> Plan:
     """Choose releases up to `account.until`: rules by priority, equals in turns, calls in order.
     A call that waits for a budget shuts it for those behind it, so that a costly call is not
     starved by cheap ones. One that waits for room with its maker shuts nothing: another process may
-    have some. `served`: when each rule was served last (a running number). `rooms`: by rule and
-    queue, how many attempts its workers have room for, where that is not for any.
+    have some. `served`: when each rule was served last (a running number). `room_of_workers`: by
+    rule and queue, how many attempts its workers have room for, where that is not for any.
     """
-    planner = _Planner(account, held, room, rooms or {})
+    planner = _Planner(account, held, room, room_of_workers or {})
     queues = {rule: deque(listed) for rule, listed in candidates.items()}
     turn = {rule: served.get(rule, 0) for rule in queues}
     clock = max(turn.values(), default=0)
@@ -156,9 +156,14 @@ class _Way(NamedTuple):
 
 class _Planner:
     def __init__(
-        self, account: Account, held: Held, room: Room, rooms: Mapping[tuple[str, str], int]
+        self,
+        account: Account,
+        held: Held,
+        room: Room,
+        room_of_workers: Mapping[tuple[str, str], int],
     ) -> None:
-        self.account, self.held, self.room, self.rooms = account, held, room, dict(rooms)
+        self.account, self.held, self.room = account, held, room
+        self.room_of_workers = dict(room_of_workers)
         self.made = Plan()
         self._count = Counter[bool]()  # of releases, by whether they are HTTP calls
         self._shut: set[Scope] = set()  # what a call waits for that goes before those behind it
@@ -193,8 +198,8 @@ class _Planner:
         self.made.releases.append(candidate)
         if not candidate.has_maker:
             self.account.open_by_queue[way.queue] += 1
-            if (of_queue := (candidate.rule, way.queue)) in self.rooms:
-                self.rooms[of_queue] -= 1
+            if (of_queue := (candidate.rule, way.queue)) in self.room_of_workers:
+                self.room_of_workers[of_queue] -= 1
             self._count[candidate.method in HTTP_METHODS] += 1
         for meter, cost in way.charges:
             meter.take(cost)
@@ -229,7 +234,7 @@ class _Planner:
         rule, names = candidate.rule, self.account.book.rules[candidate.rule].queue_names
         free = [queue for queue in names if not self.held.blocking(rule, None, queue)]
         if not candidate.has_maker:
-            free = [queue for queue in free if self.rooms.get((rule, queue), 1) > 0]
+            free = [queue for queue in free if self.room_of_workers.get((rule, queue), 1) > 0]
         if len(free) == 1:
             return self._way_by(candidate, free[0])
         ways = [self._way_by(candidate, queue) for queue in free]

@@ -491,7 +491,9 @@ class _Head(HTTPResponse):
     _interim = 0
 
     def begin(self) -> None:
-        """Read the head as http.client's does, but seldom by its parser of emails: that is slow."""
+        """Read the head as http.client's does, but seldom by its parser of emails: that is slow.
+        Where the whole request went out, the connection rests: to close it takes nothing back.
+        """
         version, self.status, reason = self._read_status()
         if not version.startswith("HTTP/1.") and version != "HTTP/0.9":
             raise UnknownProtocol(version)

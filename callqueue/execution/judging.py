@@ -108,7 +108,7 @@ def _cut_note(answer: Answer) -> str:
 
 
 def _result_by_classify(job: Job, response: Any, cut_note: str, now: datetime) -> Result:
-    """By the default verdict, where the rule has no `classify`, it fails or gives no outcome."""
+    """By the rule's `classify`; by the default verdict where it has none, fails or says nothing."""
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:

@@ -322,6 +322,7 @@ class BucketTallies(Tallies):
         return end  # a bucket's meter says itself how far it fills meanwhile
 
     def take_away(self, value: str, ended: Us, cost: int) -> None:
+        """It counts as used no more: it goes into the level, as of when it ended."""
         self._lower_level(value, ended, cost)
         self.change(value, -cost)
 
@@ -336,7 +337,7 @@ class BucketTallies(Tallies):
         return self.kept.left  # what ended before is in the level
 
     def add_charged(self, charged: Iterable[tuple[str, int]]) -> None:
-        """And make the level of what has ended, which is read here."""
+        """As used; what ended before is read, and goes into the levels."""
         horizon, sealed = self.limit.horizon(self.now) - 1, self.kept.left
         empty_until = horizon + self.time_to_fill(self.limit.burst)
         for value, ended, cost in tally_rows.ended_parts(self.using, self.budget, horizon, sealed):

@@ -1,4 +1,4 @@
-"""Durations and counts in words, in the reader's language."""
+"""Durations, instants and counts in words, in the reader's language and time zone."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class Limit:
 
     @property
     def window_us(self) -> int:
-        """For how long an attempt may matter once it ages, in microseconds."""
+        """For how many microseconds after `aged_from` an attempt may count at most."""
         raise NotImplementedError
 
     @property
@@ -283,9 +283,9 @@ class Limit:
         return 0.0 if amount <= meter.free else self.seconds_for(meter, amount, now, latency)
 
     def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
-        """Seconds until more than is free has passed. Here every period room opens in the same
-        order: what is free now first, then each as its charge leaves. What is open now is taken to
-        have half of its time behind it.
+        """As `seconds_until_gone`, of an `amount` that is more than is free. Here every period room
+        opens in the same order: what is free now first, then each as its charge leaves. What is
+        open now is taken to have half of its time behind it.
         """
         charged = latency or min(JITTER, self.jitter_us / SECOND)
         period = self.window_us / SECOND + charged

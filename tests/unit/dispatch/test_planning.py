@@ -113,7 +113,7 @@ def test_a_call_that_went_before_goes_by_the_next_queue() -> None:
 def test_workers_are_sent_no_more_than_they_have_room_for() -> None:
     of, rooms = account(r=Rule(queues=["e1", "e2"])), {("r", "e1"): 1, ("r", "e2"): 2}
     waiting = calls("r", 1, 2, 3, 4) + calls("r", 5, method="permit")
-    made = planning.plan(of, {"r": waiting}, FREE, {}, rooms=rooms)
+    made = planning.plan(of, {"r": waiting}, FREE, {}, room_of_workers=rooms)
     assert sorted(one.queue for one in made.releases[:3]) == ["e1", "e2", "e2"]
     assert released(made)[3:] == [5], "it has its maker"
 
