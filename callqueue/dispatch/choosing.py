@@ -1,6 +1,4 @@
-"""Which calls a pass lets go: candidates of every rule, and of those the ones that fit. Locks the
-candidates, and writes the turns of keys.
-"""
+"""Which calls a pass lets go: the candidates that fit. Locks candidates, writes turns of keys."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int
 
 
 def _nobody_listens(attempts: Any, now: datetime, lease: float) -> bool:
-    """Whether it seems that no worker takes from a queue: one of its attempts was taken back
-    lately, and none was begun that was released since.
-    """
+    """Whether a queue's attempt was taken back lately, and none begun that was released since."""
     since = now - timedelta(seconds=2 * lease + 10)
     ended = attempts.filter(
         finished_at__gte=since, finished_at__gt=F("lease_until"), started_at__isnull=True

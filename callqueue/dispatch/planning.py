@@ -96,9 +96,7 @@ def room_of_rule(account: Account, rule: str, most: int, queues: Collection[str]
 def next_opening(
     account: Account, rule: str, queues: Collection[str]
 ) -> tuple[Us | None, Budget | None]:
-    """When a call of cost 1 may go (None: after an answer), and the limit that says so. Of a rule
-    that has limits in calls.
-    """
+    """When a call of cost 1 may go (None: after an answer), and the limit in calls that says so."""
     of_rule, of_queues = _limits_in_calls(account, rule)
     ways = [
         max(

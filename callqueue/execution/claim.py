@@ -199,9 +199,7 @@ def _read_clock(
 def send_at_by_clock(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
-    """When it may be sent, by this clock: just as far ahead as at release, if the clock has jumped
-    since (`steady_from`); else no further.
-    """
+    """When it may be sent, by this clock: after a jump as far ahead as at release, else no more."""
     if send_at is None:
         return None
     latest = from_us(clock.at) + (send_at - released_at)

@@ -197,9 +197,7 @@ class Watch:
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
-        """Read the clock; after a jump, have ledger time go on as it did. Not in a transaction.
-        By how much it was off: microseconds.
-        """
+        """Read the clock, and follow a jump; by how many µs it was off. Not in a transaction."""
         with self._looking:
             reading = read(self.using)
             self._doubt(reading)
@@ -302,9 +300,7 @@ class Watch:
         return max(0.0, (self.since or 0.0) + SETTLED - clocks.monotonic())
 
     def _is_new(self, off: int, last: Reading, reading: Reading) -> bool:
-        """Whether what it saw last may have been in nobody's time, or drift may have hidden a jump:
-        others deal with that, or have done so meanwhile.
-        """
+        """Whether what it saw last may be of nobody's time, or drift may have hidden a jump."""
         age = reading.before - (self.since or 0.0)
         if self._is_doubtful or last.before - (self.since or 0.0) > SETTLED:
             return age <= SETTLED
@@ -332,9 +328,7 @@ class Watch:
         return off
 
     def _follow(self) -> Reading | None:
-        """Have ledger time go on as it did, or take over what others say; the reading then. None
-        where it is left to others.
-        """
+        """Have ledger time go on as it did, or take over what others say. None: left to them."""
         # The lock keeps off all who write an instant that is counted, but for passes. Those write
         # by no wrong time, and one that is frozen would keep back everybody.
         with database.writing(self.using):

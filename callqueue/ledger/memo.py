@@ -70,9 +70,7 @@ class Memo:
         )
 
     def go_by(self, moved: int) -> None:
-        """Forget the levels where the ledger was moved since: where ledger time went back, what was
-        open at their instants may have ended before them.
-        """
+        """Forget the levels where the ledger was moved: what was open may have ended before."""
         if moved != self.moved:
             self.levels, self.moved = {}, moved
 

@@ -115,9 +115,7 @@ def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool 
 
 
 def gone_of_each(sizes: Sizes, gone: int) -> int:
-    """How many calls of each value are gone (of a smaller one: all) when so many are gone in all,
-    where values take turns.
-    """
+    """How many calls of each value are gone when so many are in all, and values take turns."""
     left, before, values = gone, 0, sum(count for _, count in sizes)
     for size, count in sorted(sizes):
         step = (size - before) * values

@@ -109,9 +109,7 @@ class Permit:
         self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at
 
     def _settle(self, cost: Any) -> None:
-        """Correct its cost after its end: tallies and levels that count it as it was are told. What
-        costs more ages from its end as a whole.
-        """
+        """Correct its cost after its end. What costs more ages from its end as a whole."""
         row = tables.attempts(self._using).filter(**self._own_row)
 
         def work() -> None:
