@@ -472,14 +472,14 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
         then = When(**{f"{name}__lte": now - off}, then=F(name) + off)
         fixed = Case(then, default=Value(now), output_field=DateTimeField())
         wrong = rows.filter(**{f"{name}__gt": first, f"{name}__lte": last})
-        wrong.update(**{name: fixed}, **{other: F(other) + off for other in others})
+        _update_if_any(wrong, {name: fixed, **{other: F(other) + off for other in others}})
 
     right(tables.attempts(using).open(), "started_at", "lease_until")
     # Ledger time may be late by what readings erred: what ended just now would count for longer.
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
     late = now + timedelta(microseconds=jump.doubt + clocks.TOLERANCE)
     charged = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
-    charged.filter(finished_at__lte=late).update(**_ended(now))
+    _update_if_any(charged.filter(finished_at__lte=late), _ended(now))
     right(tables.dispensers(using), "seen_at")
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
@@ -503,20 +503,29 @@ def _mend_what_is_ahead(using: str, last: Reading) -> None:
     now, ahead, least = LedgerNow(), LedgerNow() + AHEAD, Value(from_us(seen.at) + AHEAD)
     rules = list(tables.rule_states(using).values_list("pk", flat=True))
     charged = tables.attempts(using).filter(rule__in=rules, finished_at__gt=ahead)
-    charged.filter(finished_at__gt=least).update(**_ended(now))
+    _update_if_any(charged.filter(finished_at__gt=least), _ended(now))
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
     ):
         changed = {ends: F(ends) - _since_now(began), began: now}  # MySQL goes by this order
-        rows.filter(**{f"{began}__gt": ahead}).filter(**{f"{began}__gt": least}).update(**changed)
+        is_ahead = rows.filter(**{f"{began}__gt": ahead}).filter(**{f"{began}__gt": least})
+        _update_if_any(is_ahead, changed)
     # A release stays when it was: one whose lease ends before it was seen to already.
     unbegun = tables.attempts(using).open().filter(started_at=None, released_at__gt=ahead)
     unbegun = unbegun.filter(released_at__gt=least)
     lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
     longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
     longer = longer.filter(GreaterThan(_since_now("released_at"), lasts))
-    longer.update(lease_until=F("lease_until") - _since_now("released_at"))
+    _update_if_any(longer, {"lease_until": F("lease_until") - _since_now("released_at")})
+
+
+def _update_if_any(rows: Any, changed: dict[str, Any]) -> None:
+    """Change these rows. Mostly there is none, and reading waits for nobody: on its way to those
+    that it changes, MariaDB's UPDATE waits for all that others have locked.
+    """
+    if rows.exists():
+        rows.update(**changed)
 
 
 def _ended(now: Any) -> dict[str, Any]:

@@ -326,6 +326,43 @@ def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Cl
     assert CallQueue.objects.get(pk=second.pk).due_at_dt < two_clocks.wall + timedelta(seconds=11)
 
 
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writes at a time")
+@pytest.mark.parametrize("jump", [0, 3600, -3600], ids=["agrees", "forward", "back"])
+def test_an_attempt_that_an_application_has_locked_is_not_waited_for(
+    two_clocks: Clocks, jump: float
+) -> None:
+    """It has cancelled the call of one that nobody has begun, and takes its time to commit. MariaDB
+    would lock all open ones on its way to those that it changes.
+    """
+    ended = {"finished_at": two_clocks.wall, "outcome": states.SUCCEEDED}
+    own = {"number": 1, "rule": "r", "released_at": two_clocks.wall, "cost": 1, "calls": 1}
+    CallAttempt.objects.bulk_create(
+        CallAttempt(call_id=10**9 + n, **own, **(ended if n > 5 else {})) for n in range(500)
+    )
+    for statement in database.dialect("default").vacuum:
+        with connection.cursor() as cursor:
+            cursor.execute(statement.format(CallAttempt._meta.db_table))
+    two_clocks.jump(jump)
+    new = ledger_time.Watch("default")
+
+    def look() -> None:
+        if jump:
+            ledger_time.watch("default").look()
+        else:
+            new.look()
+            new.agree()
+        connection.close()
+
+    looks = threading.Thread(target=look, daemon=True)
+    with transaction.atomic():
+        locked = CallAttempt.objects.unbegun().order_by("pk")[:1]
+        assert len(locked.select_for_update()) == 1
+        looks.start()
+        looks.join(10)
+        assert not looks.is_alive()
+    assert new.is_agreed if not jump else ledger_time.watch("default").look() == 0
+
+
 def test_a_dispenser_without_any_work_looks_at_the_clock(two_clocks: Clocks) -> None:
     CallQueue.objects.all().delete()
     before = ledger_time.now("default")
@@ -774,7 +811,7 @@ def test_what_is_ahead_is_shortened_by_as_few_statements_however_much_it_is(
     others.look("newcomer", then=1)
     with CaptureQueriesContext(connection) as made:
         others.be("newcomer").agree()
-    assert len(made) < 16
+    assert len(made) < 18
     ahead = [
         lease - two_clocks.ledger
         for lease in CallAttempt.objects.open().values_list("lease_until", flat=True)
