@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import conf, database, states, tables
-from callqueue.clocks import Us
+from callqueue.clocks import Reading
 from callqueue.database import from_us, quoted, rows
 from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, rule_rows, settings
@@ -54,7 +54,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
         reading = ledger_time.read(using)
         now, book = reading.at, settings.book_in_force(using).moved_by(reading.moved)
         group = book.groups[rule]
-        account = _account(using, book, group, now, text)
+        account = _account(using, book, group, reading, text)
         held = holds.in_force(using, group, from_us(now))
     queues = [q for q in book.rules[rule].queue_names if not held.blocking(rule, text, q)]
     return _fits(account, rule, text, 1, queues)
@@ -110,9 +110,12 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     return Forecast(reason, position, max(released_at, call.due_at_dt))
 
 
-def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) -> ledger.Account:
-    memo = ledger.Memo.load(group, rule_rows.passes_and_memos(using, group), book.version)
-    account = ledger.read(using, book, group, now, memo)
+def _account(
+    using: str, book: Book, group: tuple[str, ...], reading: Reading, key: str
+) -> ledger.Account:
+    kept = rule_rows.passes_and_memos(using, group)
+    memo = ledger.Memo.load(group, kept, book.version, reading.moved)
+    account = ledger.read(using, book, group, reading.at, memo)
     account.read_keys([key])
     return account
 

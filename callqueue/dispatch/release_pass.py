@@ -398,7 +398,7 @@ def _lock(
     found = database.rows(using, _lock_sql(using, group), group)
     if len(found) < len(group):
         return None
-    read = ledger_time.READ
+    read = len(ledger_time.READS)
     reading = ledger_time.reading_of(using, before, *found[0][:read])
     rows = {
         rule: LockedRule(passes, served, database.loaded(memo), bool(corrected))
@@ -469,9 +469,8 @@ def _make_pass(
 def _account(locked: _Locked, lead: float) -> Account:
     """An account of the limits up to `lead` seconds ahead, with nothing read."""
     kept = {rule: (row.passes, row.memo) for rule, row in locked.rows.items()}
-    memo = Memo.load(locked.group, kept, locked.book.version)
     until, moved = locked.now + round(lead * SECOND), locked.reading.moved
-    memo.go_by(moved)
+    memo = Memo.load(locked.group, kept, locked.book.version, moved)
     group = tuple(locked.group)
     return Account(locked.using, locked.book, group, locked.now, until, memo, moved=moved)
 

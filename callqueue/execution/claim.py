@@ -42,7 +42,6 @@ READS = (
 # the columns, each with its name in a row of both
 _OF_ATTEMPT = [(name, f"a.{name}") for name in OF_ATTEMPT]
 _OF_CALL = [(name, f"c.{name}") for name in READS]
-_READING = ("moved", "agreements", "agreed_at", "clock")  # as `ledger_time.reading_sql` selects
 # seconds for which a begin whose answer was lost may come through yet
 DOUBT = 5.0
 # why a call cannot be made, where it is not for its own sake
@@ -151,7 +150,7 @@ def _read_attempts(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any
         f"FROM {attempts} a JOIN {calls} c ON c.id = a.call_id "
         f"WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
     )
-    return columns.rows_by_name(sql, [], *_READING)
+    return columns.rows_by_name(sql, [], *ledger_time.READS)
 
 
 @lru_cache
@@ -188,7 +187,7 @@ def _read_clock(
 ) -> tuple[Reading, datetime]:
     """The clock that the rows brought, narrowed by earlier readings; since when it is steady."""
     if rows:
-        shown = [rows[0][name] for name in _READING]
+        shown = [rows[0][name] for name in ledger_time.READS]
         reading = ledger_time.reading_of(using, before, *shown)
     else:
         reading = ledger_time.read(using)

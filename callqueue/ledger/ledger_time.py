@@ -91,7 +91,7 @@ def reading_sql(using: str, *, held: bool = False) -> str:
     )
 
 
-READ = 4  # so many columns
+READS = ("moved", "agreements", "agreed_at", "clock")  # those columns
 
 
 def _moved_or_0_sql(using: str) -> str:
@@ -127,7 +127,7 @@ def read_held(using: str, *, lazily: bool = False) -> Reading:
     """A reading in a transaction, until whose end nobody moves the ledger."""
     before, more = clocks.monotonic(), ends_sql(using, lazily=lazily)
     [shown] = database.rows(using, f"SELECT {reading_sql(using, held=True)}{more}")
-    return held_reading_of(using, before, *shown[:READ])
+    return held_reading_of(using, before, *shown[: len(READS)])
 
 
 def ends_sql(using: str, *, lazily: bool) -> str:
@@ -343,11 +343,11 @@ class Watch:
             if is_new and self._is_doubtful:
                 return None
             by = self._to_set_back(off, last, reading, is_new=is_new)
+            jump = Jump.between(last, reading, by)
+            # Also where it stays as it is: what is kept by instant may be ahead of it.
+            reading = set_back(self.using, reading, by)
             if by:
-                jump, reading = Jump.between(last, reading, by), set_back(self.using, reading, by)
                 mend(self.using, jump, reading)
-            elif last.moved == reading.moved:
-                reading = set_back(self.using, reading, 0)  # what is kept by instant may be ahead
             if by > 0 or not (by or is_new):
                 reading = _agree(self.using, reading)
             if not by and not is_new:
@@ -476,10 +476,8 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
 
     right(tables.attempts(using).open(), "started_at", "lease_until")
     # Ledger time may be late by what readings erred: what ended just now would count for longer.
-    rules = list(tables.rule_states(using).values_list("pk", flat=True))
     late = now + timedelta(microseconds=jump.doubt + clocks.TOLERANCE)
-    charged = tables.attempts(using).filter(rule__in=rules, finished_at__gt=now)
-    _update_if_any(charged.filter(finished_at__lte=late), _ended(now))
+    _update_if_any(_ended_after(using, now).filter(finished_at__lte=late), _ended(now))
     right(tables.dispensers(using), "seen_at")
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
@@ -501,9 +499,7 @@ def _mend_what_is_ahead(using: str, last: Reading) -> None:
     if last.jump_to(seen):
         return
     now, ahead, least = LedgerNow(), LedgerNow() + AHEAD, Value(from_us(seen.at) + AHEAD)
-    rules = list(tables.rule_states(using).values_list("pk", flat=True))
-    charged = tables.attempts(using).filter(rule__in=rules, finished_at__gt=ahead)
-    _update_if_any(charged.filter(finished_at__gt=least), _ended(now))
+    _update_if_any(_ended_after(using, ahead).filter(finished_at__gt=least), _ended(now))
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
@@ -526,6 +522,12 @@ def _update_if_any(rows: Any, changed: dict[str, Any]) -> None:
     """
     if rows.exists():
         rows.update(**changed)
+
+
+def _ended_after(using: str, instant: Any) -> Any:
+    """Attempts that ended after this, by the rules' index."""
+    rules = list(tables.rule_states(using).values_list("pk", flat=True))
+    return tables.attempts(using).filter(rule__in=rules, finished_at__gt=instant)
 
 
 def _ended(now: Any) -> dict[str, Any]:

@@ -48,8 +48,11 @@ class Memo:
         group: Sequence[str],
         kept: Mapping[str, tuple[int, Mapping[str, Any]]],
         settings_version: int,
+        moved: int,
     ) -> Memo:
-        """A group's memo, empty where it is not believed. `kept`: by rule, its passes and memo."""
+        """A group's memo, empty where it is not believed. `kept`: by rule, its passes and memo. No
+        levels where the ledger was `moved` since: what was open may have ended before them.
+        """
         stored = kept[min(group)][1] if min(group) in kept else {}
         version = {rule: passes for rule, (passes, _) in kept.items()}
         own = group_identity(group, settings_version)
@@ -58,21 +61,16 @@ class Memo:
             or set(kept) != set(group)
             or any(memo.get("group") != own for _, memo in kept.values())
         ):
-            return cls()
+            return cls(moved=moved)
         return cls(
-            dict(stored["levels"]),
+            dict(stored["levels"]) if stored.get("moved", 0) == moved else {},
             dict(stored["tallies"]),
             list(stored["in_turn"]),
             dict(stored["gathering"]),
             dict(stored.get("binding", {})),
             dict(stored.get("room", {})),
-            stored.get("moved", 0),
+            moved,
         )
-
-    def go_by(self, moved: int) -> None:
-        """Forget the levels where the ledger was moved: what was open may have ended before."""
-        if moved != self.moved:
-            self.levels, self.moved = {}, moved
 
     def dump(self, passes: Mapping[str, int], settings_version: int) -> dict[str, Any]:
         return {

@@ -148,7 +148,7 @@ def lock_calls_to_end(
         f"ORDER BY id{database.skip_locked(using)}",
     )
     if found:
-        shown = found[0][5 : 5 + ledger_time.READ]
+        shown = found[0][5 : 5 + len(ledger_time.READS)]
         reading = ledger_time.held_reading_of(using, before, *shown)
     else:
         reading = ledger_time.read_held(using, lazily=lazily)

@@ -73,6 +73,7 @@ def read(
     book: Book,
     names: Sequence[str],
     now: Us,
+    moved: int,
     backlog: Mapping[str, int],
     *,
     key: str | None = None,
@@ -87,7 +88,8 @@ def read(
     rules = sorted(rule for group in groups for rule in group)
     if not rules:
         return {}, {}
-    account = ledger.read(using, book, rules, now, _read_memo(using, book, groups), is_whole=True)
+    memo = _read_memo(using, book, groups, moved)
+    account = ledger.read(using, book, rules, now, memo, is_whole=True)
     if key is None:
         tallies.load_fullest(using, account.tallies.values())
     else:
@@ -109,13 +111,15 @@ def read(
     return listed, account.memo.binding
 
 
-def _read_memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
+def _read_memo(
+    using: str, book: Book, groups: Iterable[tuple[str, ...]], moved: int
+) -> ledger.Memo:
     groups = list(groups)
     memos = rule_rows.passes_and_memos(using, [rule for group in groups for rule in group])
     found = ledger.Memo()
     for group in groups:
         remembered = {rule: memos[rule] for rule in group if rule in memos}
-        memo = ledger.Memo.load(group, remembered, book.version)
+        memo = ledger.Memo.load(group, remembered, book.version, moved)
         found.levels |= memo.levels
         found.binding |= memo.binding
         # What former rules used is taken away by recounts only.

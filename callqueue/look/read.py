@@ -122,7 +122,7 @@ def _read_moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
         "ON here = 1 ORDER BY seen_at DESC"
     )
     before, found = clocks.monotonic(), rows(using, sql)
-    *shown, until, version = found[0][: ledger_time.READ + 2]
+    *shown, until, version = found[0][: len(ledger_time.READS) + 2]
     reading = ledger_time.reading_of(using, before, *shown)
     signs = [
         alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)
@@ -173,7 +173,7 @@ class _Known:
         for name, count in more.items():
             waits[name].ready += count
         backlog = {name: one.calls for name, one in waits.items()}
-        listed, binding = limits.read(using, book, shown, now, backlog, key=key)
+        listed, binding = limits.read(using, book, shown, now, moved, backlog, key=key)
         known = cls(using, book, now, moved, signs, found, waits, incoming, listed, binding)
         held, keys_held = _read_holds(using, now, moved, key)
         return replace(
@@ -187,7 +187,7 @@ class _Known:
 
     def with_book(self, book: Book) -> _Known:
         backlog = {name: one.calls for name, one in self.waits.items()}
-        listed, _ = limits.read(self.using, book, list(self.waits), self.now, backlog)
+        listed, _ = limits.read(self.using, book, list(self.waits), self.now, self.moved, backlog)
         return replace(self, book=book, limits=listed)
 
 

@@ -283,7 +283,7 @@ def happen(rand: random.Random) -> None:
 def not_more_than_counted() -> bool:
     """Compare what is kept with a count of when all that is told of has left; was there any?"""
     book, group = current().book, ("r",)
-    memo = Memo.load(group, passes_and_memos("default", group), 0)
+    memo = Memo.load(group, passes_and_memos("default", group), 0, ledger_time.moved("default"))
     free = memo.room.get("free", {})
     now = to_us(ledger_time.now("default")) + 60_000
     found = Account("default", book, group, now, now, Memo(levels=memo.levels))

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.execution import claim
 from callqueue.ledger import account, ledger_time, ready_calls, settings, tallies, tally_rows
 from callqueue.limits.budgets import book_of
@@ -110,12 +110,13 @@ def test_rules_that_are_read_together_have_the_use_that_each_has_alone(
                 cost = {"calls": 1, "tokens": 30 + number}
                 send(name, key={"user": f"u{number % 2}"}, cost=cost)
         make()
-    names, now = [*of_kinds, "default"], database.to_us(ledger_time.now("default"))
+    names, reading = [*of_kinds, "default"], ledger_time.read("default")
+    at = reading.at, reading.moved
     book = settings.book_in_force("default")
     backlog = dict.fromkeys(names, 10_000)
-    together, _ = limits.read("default", book, names, now, backlog)
+    together, _ = limits.read("default", book, names, *at, backlog)
     for name in names:
-        alone = limits.read("default", book, [name], now, backlog)[0][name]
+        alone = limits.read("default", book, [name], *at, backlog)[0][name]
         assert list(map(figures, alone)) == list(map(figures, together[name]))
     assert [limit.used for limit in together["tallied"]] == [8, 8, 16]
     assert [limit.used for limit in together["in_flight"]] == [4, 252]
