@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 MOST = 6  # calls of a backlog
 LASTS = 4.0  # seconds for which it is watched
-LOOK = 0.95  # seconds by which a dispenser has seen that calls are there: others had them locked
+LOOK = 0.6  # seconds by which a dispenser has seen that calls are there: it polls
+RIVALS = 0.95  # where several do: it is patient where others had the last calls locked
 # seconds that processes sleep: less than their opinions are remembered for, and more
 SLEPT = (60.0, 7200.0)
 SETTLES = 2.0  # seconds after which processes that have slept know what has become of the others
@@ -31,6 +32,7 @@ def drain(world: World) -> None:
     scheduler.tell(f"drain: {act}", "world")
     sent: list[CallOf] = []
     is_plain = act in ("nothing", "sleep", "wipe", "stop")
+    look = RIVALS if len(world.cast.releasing()) > 1 else LOOK
     is_one = not any(process.is_other for process in world.cast.releasing())
     backlog = Backlog(sent, 0, is_one=is_one, is_plain=is_plain, keeps_turns=act != "wipe")
     if act == "sleep":
@@ -47,7 +49,7 @@ def drain(world: World) -> None:
     begun = max(scheduler.now, backlog.free_at) / MICRO
     scheduler.run(begun + LASTS, lambda: _is_over(world, sent, len(drawn)))
     if sent:
-        backlog.free_at = max(backlog.free_at, sent[-1].sent_at + round(LOOK * MICRO))
+        backlog.free_at = max(backlog.free_at, sent[-1].sent_at + round(look * MICRO))
         for judged in (judged_use.complaints, judged_use.overtaken):
             for complaint in judged(world, backlog):
                 world.judge.complain(complaint)

@@ -39,6 +39,7 @@ from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import transaction as in_time
 from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import SECOND
+from callqueue.look import look
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import (
     CallAttempt,
@@ -461,6 +462,13 @@ def others(two_clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> Others:
     return Others(two_clocks, monkeypatch)
 
 
+def counts_for_a_window(two_clocks: Clocks) -> None:
+    """What has just ended does so, and no longer."""
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(60.5)
+    assert released(two_clocks) == 20
+
+
 def used_up(two_clocks: Clocks) -> None:
     assert released(two_clocks) == 20
     answer_all(two_clocks)
@@ -540,6 +548,84 @@ def test_a_clock_that_is_set_back_and_forward_before_all_have_looked_ends_no_cha
     assert released(two_clocks) == 20
 
 
+def test_who_was_frozen_while_it_found_the_clock_set_back_gives_others_the_time_to_see_it_again(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """What it found was put right meanwhile; and the clock was set back once more just before it
+    woke, and forward just after.
+    """
+    look_twice_a_second(two_clocks, others, 2, "dispenser", "worker")
+    others.be("dispenser").settle()
+    others.be("worker").settle()
+    used_up(two_clocks)
+    for back in (-50, -3600):
+        others.be("newcomer").look()
+        look_twice_a_second(two_clocks, others, 1, "dispenser")
+        others.be("newcomer").settle()
+        others.watches.pop("newcomer")
+        others.be("dispenser").look()
+        two_clocks.jump(back)
+        others.be("worker").look()
+        two_clocks.pass_by(0.1)
+        two_clocks.jump(-back)
+        others.be("dispenser").look()
+        two_clocks.pass_by(0.4)
+    assert released(two_clocks) == 0
+
+
+@pytest.fixture
+def mistaken(two_clocks: Clocks, others: Others) -> Callable[[], None]:
+    """Has one that read the clock first just after it was set back, and not since, take ledger time
+    for early: it sets it back.
+    """
+    look_twice_a_second(two_clocks, others, 2, "dispenser")
+    others.be("dispenser").settle()
+    two_clocks.jump(-3600)
+    others.be("newcomer").look()
+    others.be("third").look()
+    look_twice_a_second(two_clocks, others, 3, "dispenser", "third")
+    others.be("third").settle()
+
+    def looks() -> None:
+        before = two_clocks.ledger
+        others.be("dispenser").look()
+        others.be("newcomer").look()
+        assert 3599 < (before - two_clocks.ledger).total_seconds() < 3601
+
+    return looks
+
+
+@pytest.mark.parametrize("forward", [3590, 3600])
+def test_who_sets_ledger_time_back_by_mistake_ends_no_charge(
+    two_clocks: Clocks, others: Others, mistaken: Callable[[], None], forward: float
+) -> None:
+    """To others, a clock that is put forward just then makes up for it."""
+    used_up(two_clocks)
+    mistaken()
+    two_clocks.pass_by(0.2)
+    two_clocks.jump(forward)
+    others.be("dispenser")
+    assert released(two_clocks) == 0
+
+
+@pytest.mark.parametrize("back", [-50, -3600])
+def test_who_sees_the_clock_set_back_makes_up_for_no_mistake_of_others(
+    two_clocks: Clocks, others: Others, mistaken: Callable[[], None], back: float
+) -> None:
+    """What they have written by that would be too old."""
+    assert released(two_clocks) == 20
+    others.be("dispenser").look()
+    mistaken()
+    two_clocks.pass_by(0.1)
+    others.be("newcomer")
+    answer_all(two_clocks)
+    two_clocks.pass_by(0.1)
+    two_clocks.jump(back)
+    others.be("dispenser").look()
+    for _ in range(10):
+        assert released(two_clocks) == 0
+
+
 @pytest.mark.parametrize("jump", [-1.5, -3600])
 @pytest.mark.parametrize("slept", [0.1, 5])
 def test_who_knows_of_a_jump_before_newcomers_leaves_what_they_have_written(
@@ -570,9 +656,7 @@ def test_who_only_records_has_agreed_before(two_clocks: Clocks, others: Others) 
     others.look("newcomer", then=1)
     answer_all(two_clocks)
     others.be("sleeper")
-    assert released(two_clocks) == 0
-    two_clocks.pass_by(60.5)
-    assert released(two_clocks) == 20
+    counts_for_a_window(two_clocks)
 
 
 def test_who_came_before_others_dealt_with_a_jump_takes_over_what_they_say_of_it(
@@ -682,9 +766,7 @@ def test_who_agreed_before_the_clock_was_set_back_says_nothing_of_the_time_since
     answer_all(two_clocks)
     two_clocks.pass_by(1)
     others.be("dispenser")
-    assert released(two_clocks) == 0
-    two_clocks.pass_by(60.5)
-    assert released(two_clocks) == 20
+    counts_for_a_window(two_clocks)
 
 
 def test_another_agreement_with_the_number_of_one_that_a_copy_has_lost_is_another(
@@ -734,6 +816,25 @@ def test_a_clock_that_is_put_forward_again_while_ledger_time_is_late_makes_nothi
     others.look("dispenser", times=4, then=0.3)
     assert 590 < (Hold.objects.get().until - two_clocks.ledger).total_seconds() < 600
     assert not others.be("dispenser").wants_look
+
+
+def test_who_was_away_sees_that_ledger_time_was_moved_though_it_was_by_as_much_to_and_fro(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """Else it puts ledger time forward at once, and what others have written is too early."""
+    others.look("dispenser", then=1)
+    others.be("dispenser").settle()
+    others.look("dispenser", "away", times=3, then=0.4)
+    two_clocks.jump(-3600)
+    others.look("newcomer", "dispenser", "away")
+    two_clocks.jump(-3600)
+    others.look("dispenser", times=4, then=0.41)
+    others.look("newcomer")  # it finds that ledger time is early by what it read first
+    holds.lay("default", ["r"], "key", "k", timedelta(seconds=600), "", source="operator")
+    until = Hold.objects.get().until - two_clocks.ledger
+    others.look("away")
+    off = Hold.objects.get().until - two_clocks.ledger - until
+    assert abs(off) < timedelta(milliseconds=1)
 
 
 def test_a_hold_that_was_made_longer_since_the_clock_was_set_back_gets_no_shorter(
@@ -864,7 +965,10 @@ def test_a_bucket_holds_no_more_where_ledger_time_stays_late_until_it_is_as_late
     answer_all(two_clocks)
     look_twice_a_second(two_clocks, others, back, "dispenser")
     others.be("dispenser")
-    assert released(two_clocks) <= back * 20 // 3600
+    filled = back * 20 // 3600
+    (shown,) = look("default").rule("r").limits
+    assert shown.used >= 20 - filled, "pages show no more room either"
+    assert released(two_clocks) <= filled
 
 
 @pytest.mark.parametrize("back", [8, 20])
