@@ -343,11 +343,13 @@ class Watch:
             if is_new and self._is_doubtful:
                 return None
             by = self._to_set_back(off, last, reading, is_new=is_new)
-            jump = Jump.between(last, reading, by)
-            # Also where it stays as it is: what is kept by instant may be ahead of it.
-            reading = set_back(self.using, reading, by)
             if by:
+                jump, reading = Jump.between(last, reading, by), set_back(self.using, reading, by)
                 mend(self.using, jump, reading)
+            elif last.moved == reading.moved:
+                # What is kept by instant may be ahead. Else it is marked: who is new by then waits
+                # once more for each mark.
+                reading = set_back(self.using, reading, 0)
             if by > 0 or not (by or is_new):
                 reading = _agree(self.using, reading)
             if not by and not is_new:
