@@ -132,7 +132,8 @@ def when_passed(
     """
     fruitless = 0 if has_released else last.fruitless + (not wait.is_mid_round)
     streak = replace(last, locked=0, fruitless=fruitless)
-    if wait.is_unfinished and fruitless < FRUITLESS and not wait.on_room:
+    is_worth_more = wait.is_mid_round or fruitless < FRUITLESS
+    if wait.is_unfinished and is_worth_more and not wait.on_room:
         look = NextLook(goes_on=True)
     elif opens_in is not None or wait.on_answer or wait.on_room:
         look = NextLook(after=REVIEW if opens_in is None else min(REVIEW, opens_in))

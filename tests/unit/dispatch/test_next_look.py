@@ -83,7 +83,7 @@ def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() ->
     second = passed(UNFINISHED, first.streak, opens_in=9.0)
     assert (first.goes_on, second.goes_on, second.after) == (True, False, REVIEW)
     assert not passed(UNFINISHED, when_locked(NO_STREAK).streak, opens_in=9.0).goes_on
-    look = when_locked(NO_STREAK)
+    look = when_locked(when_locked(NO_STREAK).streak)
     for _ in range(50):
         look = passed(UNFINISHED | Wait(is_mid_round=True), look.streak)
         assert look.goes_on
