@@ -100,6 +100,7 @@ def test_an_old_idempotency_key_stops_a_retry_and_neither_a_person_nor_a_call_th
     post, put, call = send("slow", "/slow"), send("slow", "/slow", "put"), send("quick")
     run()
     assert status_of(post) == Status.FAILED, "its retry would come too late"
+    assert "idempotency" not in post.attempts.get().error_message, "it is why no other is made"
     assert status_of(put) == Status.ERROR
     CallQueue.objects.filter(pk=call.pk).update(first_sent_dt=timezone.now() - 2 * hour)
     run()

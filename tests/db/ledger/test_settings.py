@@ -177,6 +177,17 @@ def test_who_joins_an_opinion_that_has_fallen_silent_holds_it(waiting: Any) -> N
     assert OpinionState.objects.get().lapsed_at is None
 
 
+def test_a_sign_of_life_has_who_gives_it_join_anew_once_its_opinion_is_not_held(
+    waiting: Any,
+) -> None:
+    waiting(r=9)
+    one = Process("one", r=STRICT)
+    one.joins()
+    assert not one.membership.party.heartbeat()
+    OpinionState.objects.update(lapsed_at=ledger_time.now("default"))
+    assert one.membership.party.heartbeat()
+
+
 def test_no_version_comes_twice_though_a_backup_was_restored(two: Any) -> None:
     """A pass that began before would go by its book."""
     before = SettingsState.objects.get()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -311,6 +312,20 @@ def test_of_a_connection_that_is_gone_nobody_knows_what_has_arrived(
     for error in (errno.EBADF, errno.ENOTCONN, errno.ENOTTY, errno.ENOSYS):
         monkeypatch.setattr(connection.fcntl, "ioctl", Mock(side_effect=OSError(error, "no")))
         assert one.has_arrived() is (error in (errno.ENOTTY, errno.ENOSYS))
+    monkeypatch.setattr(connection, "_UNCONFIRMED", None)
+    assert one.has_arrived() is True
+
+
+def test_each_piece_is_sent_within_what_is_left_of_the_calls_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_PIECE", 2)
+    one, left, done = Connection("localhost", 80), iter([3.0, 2.0, 1.0]), list[Any]()
+    one.sock = Mock(gettimeout=lambda: None, settimeout=done.append)
+    one.sock.send = lambda piece: done.append(bytes(piece)) or len(piece)
+    trip = SimpleNamespace(gate=Gate(), timeouts=Timeouts(), left=lambda _: next(left))
+    one._send_in_pieces(trip, memoryview(b"hello"))
+    assert done == [3.0, b"he", 2.0, b"ll", 1.0, b"o"]
 
 
 @pytest.mark.parametrize(

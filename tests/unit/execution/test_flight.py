@@ -27,6 +27,11 @@ from tests.support.starving import few_threads
 from tests.support.verdicts import wait_until
 
 
+@pytest.fixture(autouse=True)
+def _of_no_rule_is_known_how_long_answers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "_waits", {})
+
+
 def _job(attempt_id: int, rule: str) -> Any:
     attempt = SimpleNamespace(id=attempt_id, send_at=None)
     return SimpleNamespace(attempt=attempt, call=SimpleNamespace(rule=rule), unfit=None)
@@ -245,6 +250,19 @@ def test_what_ends_while_the_flight_falls_asleep_wakes_it() -> None:
     one.crew = SimpleNamespace(pending=Pending(), ended=())  # type: ignore[assignment]
     one._wait_for_news()
     assert one.inbox.empty()
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_where_the_database_is_away_it_is_told_less_often_how_far_calls_are(
+    monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    one = flight.Flight("default", lambda: 100)
+    monkeypatch.setattr(one, "_with_connection", lambda work: None if is_away else ())
+    one.under_way, one.told = {1: _job(1, "r")}, time.monotonic() - flight.TELL
+    one._ring()
+    one._do_round()
+    since = time.monotonic() - one.told
+    assert -flight.telling.AWAY <= since < 1 - flight.telling.AWAY if is_away else 0 <= since < 1
 
 
 def test_what_ends_in_a_row_is_recorded_together_but_not_late(
