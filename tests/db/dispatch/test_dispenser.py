@@ -304,3 +304,11 @@ def test_a_broker_that_refuses_is_named_with_its_address_and_what_it_said(
     (line,) = (r.getMessage() for r in caplog.records if r.getMessage().startswith("broker_away"))
     assert "it refuses" in line and "127.0.0.1:1" in line and "secret" not in line
     assert status_of(call) == Status.NEW
+
+
+def test_who_ends_undoes_for_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    persist = Mock()
+    monkeypatch.setattr(publisher.database, "persist", persist)
+    publisher.Outbox("default", lambda *_: True, Mock()).end([], within=3.0)
+    (asked,) = persist.mock_calls
+    assert asked.kwargs["seconds"] == 3.0
