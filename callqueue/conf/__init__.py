@@ -76,7 +76,7 @@ class Config:
         """A queue whose workers make calls of this rule; "" is Celery's default queue."""
         return self.rules[rule].queue_names[0] if rule in self.rules else ""
 
-    def lease(self, rule: Rule | None) -> float:
+    def begun_lease(self, rule: Rule | None) -> float:
         """Seconds that an attempt may take from its slot on; None: of a rule that is gone."""
         return (rule.total_timeout if rule else 0.0) + self.grace
 

@@ -48,7 +48,7 @@ class Dialect:
     lazily: str = ""
     silent: str = ""
 
-    def place(self, name: str) -> str:
+    def json_path(self, name: str) -> str:
         return name if self.name == "postgresql" else "$." + json.dumps(name, ensure_ascii=False)
 
 
@@ -193,7 +193,9 @@ class Columns:
         names = [*self.names, *more]
         return [dict(zip(names, row, strict=True)) for row in self.rows(sql, params)]
 
-    def updated(self, update: str, params: Sequence[Any], source: str) -> list[dict[str, Any]]:
+    def rows_of_update(
+        self, update: str, params: Sequence[Any], source: str
+    ) -> list[dict[str, Any]]:
         """Run an UPDATE of locked rows; what it returns, or else a SELECT from this source."""
         if is_postgresql(self.using):
             return self.rows_by_name(f"{update} RETURNING {self.sql}", params)
@@ -201,8 +203,8 @@ class Columns:
         return self.rows_by_name(f"SELECT {self.sql} {source}", ())
 
 
-def loaded(value: Any) -> Any:
-    """JSON, from what the driver returned for its column."""
+def json_value(value: Any) -> Any:
+    """The value of a JSON column, which some drivers give as text."""
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
@@ -223,7 +225,7 @@ def listed(ids: Iterable[int]) -> str:
 def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]:
     """SQL with parameters: the whole number under a name in a JSON column, or NULL."""
     words = dialect(using)
-    return words.number.format(column), [words.place(name)]
+    return words.number.format(column), [words.json_path(name)]
 
 
 def lock_transaction(using: str) -> AbstractContextManager[None]:

@@ -125,12 +125,12 @@ def reading_of(
 
 def read_held(using: str, *, lazily: bool = False) -> Reading:
     """A reading in a transaction, until whose end nobody moves the ledger."""
-    before, more = clocks.monotonic(), ends_sql(using, lazily=lazily)
+    before, more = clocks.monotonic(), transaction_end_sql(using, lazily=lazily)
     [shown] = database.rows(using, f"SELECT {reading_sql(using, held=True)}{more}")
     return held_reading_of(using, before, *shown[: len(READS)])
 
 
-def ends_sql(using: str, *, lazily: bool) -> str:
+def transaction_end_sql(using: str, *, lazily: bool) -> str:
     """SQL for the columns of a SELECT that holds a reading: how its transaction ends."""
     more = database.dialect(using).lazily if lazily else ""
     return f"{more}{database.idle_timeout_sql(using, SILENT)}"
@@ -239,7 +239,7 @@ class Watch:
             self._keep(reading)
             return reading.at if last is None else last.credit(reading)
 
-    def take(self, reading: Reading) -> tuple[Reading, Us]:
+    def take_in(self, reading: Reading) -> tuple[Reading, Us]:
         """Follow one more reading: as narrow as others make it, and since when the clock is steady.
 
         An instant that was written before that may be by a wrong time. A jump is left for a look.
@@ -479,7 +479,7 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
     right(tables.attempts(using).open(), "started_at", "lease_until")
     # Ledger time may be late by what readings erred: what ended just now would count for longer.
     late = now + timedelta(microseconds=jump.doubt + clocks.TOLERANCE)
-    _update_if_any(_ended_after(using, now).filter(finished_at__lte=late), _ended(now))
+    _update_if_any(_ended_after(using, now).filter(finished_at__lte=late), _as_ended_at(now))
     right(tables.dispensers(using), "seen_at")
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
@@ -501,12 +501,12 @@ def _mend_what_is_ahead(using: str, last: Reading) -> None:
     if last.jump_to(seen):
         return
     now, ahead, least = LedgerNow(), LedgerNow() + AHEAD, Value(from_us(seen.at) + AHEAD)
-    _update_if_any(_ended_after(using, ahead).filter(finished_at__gt=least), _ended(now))
+    _update_if_any(_ended_after(using, ahead).filter(finished_at__gt=least), _as_ended_at(now))
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
     ):
-        changed = {ends: F(ends) - _since_now(began), began: now}  # MySQL goes by this order
+        changed = {ends: F(ends) - _ahead_by(began), began: now}  # MySQL goes by this order
         is_ahead = rows.filter(**{f"{began}__gt": ahead}).filter(**{f"{began}__gt": least})
         _update_if_any(is_ahead, changed)
     # A release stays when it was: one whose lease ends before it was seen to already.
@@ -514,8 +514,8 @@ def _mend_what_is_ahead(using: str, last: Reading) -> None:
     unbegun = unbegun.filter(released_at__gt=least)
     lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
     longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
-    longer = longer.filter(GreaterThan(_since_now("released_at"), lasts))
-    _update_if_any(longer, {"lease_until": F("lease_until") - _since_now("released_at")})
+    longer = longer.filter(GreaterThan(_ahead_by("released_at"), lasts))
+    _update_if_any(longer, {"lease_until": F("lease_until") - _ahead_by("released_at")})
 
 
 def _update_if_any(rows: Any, changed: dict[str, Any]) -> None:
@@ -532,14 +532,14 @@ def _ended_after(using: str, instant: Any) -> Any:
     return tables.attempts(using).filter(rule__in=rules, finished_at__gt=instant)
 
 
-def _ended(now: Any) -> dict[str, Any]:
+def _as_ended_at(now: Any) -> dict[str, Any]:
     return {
         "sent_at": Case(When(sent_at__gt=now, then=now), default=F("sent_at")),
         "finished_at": now,
     }
 
 
-def _since_now(name: str) -> Any:
+def _ahead_by(name: str) -> Any:
     return ExpressionWrapper(F(name) - LedgerNow(), DurationField())
 
 

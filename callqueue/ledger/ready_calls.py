@@ -232,7 +232,9 @@ def blocked_on_answer(scope: Scope) -> str:
     return blocked_on_room(("answer", *scope))  # type: ignore[arg-type]
 
 
-def wake(using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterable[str]) -> None:
+def wake_keys(
+    using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterable[str]
+) -> None:
     """Let the keys be looked at again that wait until then at most, or for one of `freed`; or past
     `latest`, for which nothing makes them wait: the clock was set back since.
     """
@@ -246,7 +248,7 @@ def wake(using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterab
     )
 
 
-def wake_all(using: str, rules: Sequence[str]) -> None:
+def wake_all_keys(using: str, rules: Sequence[str]) -> None:
     """Wake all keys of these rules, in a transaction: limits or holds changed. Waits for a pass."""
     rule_rows.lock(using, rules)
     _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
@@ -364,7 +366,7 @@ def save_turns(
     database.update_each(tables.KeyTurn, using, waits)
 
 
-def next_wake(using: str, rules: Sequence[str]) -> Us | None:
+def next_wake_of_keys(using: str, rules: Sequence[str]) -> Us | None:
     table = tables.name(using, "KeyTurn")
     one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
     found = database.union_all(using, [(one, (rule,)) for rule in rules])

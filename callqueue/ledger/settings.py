@@ -230,7 +230,7 @@ def forget_lapsed(using: str, now: datetime) -> None:
         if tables.opinions(using).filter(lapsed_at__lt=oldest).delete()[0]:
             _raise_version(using, stated.version, now)
 
-    transaction.untimed(using, work)
+    transaction.untimed_transaction(using, work)
 
 
 def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:

@@ -79,7 +79,7 @@ class Tallies:
 
     def meter(self, value: str) -> Meter:
         """A meter over one tally; what it takes is planned, and charged by `change`."""
-        return _WindowMeter(self, value)
+        return _TalliedWindowMeter(self, value)
 
     def values_to_load(self, values: Iterable[str]) -> list[str]:
         """Those of these values whose rows are still to be read."""
@@ -264,7 +264,7 @@ class CalendarTallies(Tallies):
         return self.limit.window(self.now - jitter)[1] + jitter
 
 
-class _WindowMeter(Meter):
+class _TalliedWindowMeter(Meter):
     """A tallied window. Asks what has left only when little is free."""
 
     def __init__(self, tallies: Tallies, value: str) -> None:
@@ -313,7 +313,7 @@ class BucketTallies(Tallies):
         return limit.is_keyed and limit.window_us > SHORT_BUCKET
 
     def meter(self, value: str) -> Meter:
-        return _BucketMeter(self, value)
+        return _TalliedBucketMeter(self, value)
 
     def horizon(self) -> Us:
         return self.now - LATE
@@ -360,7 +360,7 @@ class BucketTallies(Tallies):
         return -(-cost * self.limit.period_us // self.limit.n)
 
 
-class _BucketMeter(Meter):
+class _TalliedBucketMeter(Meter):
     def __init__(self, tallies: BucketTallies, value: str) -> None:
         self._tallies, self._tally, limit = tallies, tallies.tally_of(value), tallies.limit
         level = limit.burst * limit.period_us - limit.n * max(0, self._tally.full_at - tallies.now)

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 from callqueue import database, states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, instant_us, loaded, placeholders, quoted, rows
+from callqueue.database import (
+    as_parameter,
+    from_us,
+    instant_us,
+    json_value,
+    placeholders,
+    quoted,
+    rows,
+)
 from callqueue.limits.budgets import Budget, Former, cost_of, costs_more
 from callqueue.limits.kinds import SECOND, Limit
 
@@ -137,7 +145,7 @@ def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[t
         budget, _ = asked[place]
         cost = int(total or 0)
         if before is not None:
-            cost = cost_of(database.loaded(before), budget.limit.unit) * int(count)
+            cost = cost_of(database.json_value(before), budget.limit.unit) * int(count)
         found[place].append((_value_of(budget, told), cost))
     return found
 
@@ -223,8 +231,8 @@ def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
     corrections = [
         Correction(
             pk, bool(settled), rule, text, queue,
-            0 if outcome == states.VOIDED else loaded(cost),
-            loaded(charged), instant_us(ended),
+            0 if outcome == states.VOIDED else json_value(cost),
+            json_value(charged), instant_us(ended),
         )
         for pk, settled, rule, text, queue, cost, charged, ended, outcome in found
     ]  # fmt: skip

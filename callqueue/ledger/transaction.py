@@ -3,8 +3,8 @@ locks which rows in what order: in one place, so that no two can wait for each o
 
 `transaction`: for whoever writes an instant that counts. Nobody moves the ledger before it ends, so
 it must not wait for an application's rows, and where the server can it ends one whose process is
-frozen. `untimed`: for whoever writes none (cancel, requeue, void, holds' ends), and may wait. A
-database that is away is the caller's (`database.persist`).
+frozen. `untimed_transaction`: for whoever writes none (cancel, requeue, void, holds' ends), and may
+wait. A database that is away is the caller's (`database.persist`).
 
 Whoever acts for the application waits for calls first, then for their attempts, by primary key.
 Everybody else passes over a call that somebody has locked.
@@ -91,7 +91,7 @@ def again_after_jump(using: str, once: Callable[[], T]) -> T:
     raise OperationalError("the database's clock cannot be followed")
 
 
-def untimed(using: str, work: Callable[[], T]) -> T:
+def untimed_transaction(using: str, work: Callable[[], T]) -> T:
     """Do `work` in a transaction, or in the application's; again after a deadlock."""
 
     def once() -> T:
@@ -138,7 +138,7 @@ def lock_calls_to_end(
     """Lock those of these calls that nobody else has; and the clock, as `read_held` does. One
     statement, where any is free. In a transaction.
     """
-    before, more = clocks.monotonic(), ledger_time.ends_sql(using, lazily=lazily)
+    before, more = clocks.monotonic(), ledger_time.transaction_end_sql(using, lazily=lazily)
     found = database.rows(
         using,
         "SELECT id, status, last_attempt, callback, "
