@@ -109,8 +109,8 @@ def aged_since(
     by_release: bool,
 ) -> Iterator[Aged]:
     """These rules' attempts that ended since, but for voided, or were sent since and are open. One
-    statement: of one that ends meanwhile it sees the one or the other. `told`: how many microseconds
-    earlier an open one may have been sent; None: no open one is read. `by_units`: costs in all
+    statement: of one that ends meanwhile it sees the one or the other. `told`: by how many µs an
+    open one may have been sent before that; None: no open one is read. `by_units`: costs in all
     units, not in calls. `by_release`: releases too.
     """
     cost_column, released = "cost" if by_units else "calls", ", released_at" if by_release else ""

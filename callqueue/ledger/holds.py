@@ -99,8 +99,8 @@ def lay(
     replace: bool = False,
 ) -> bool:
     """Hold a scope of these rules; `lasts=None`: until it is lifted. True: the source did not hold
-    it before for some of them; these are announced. A hold in force gets longer only; with
-    `extend=False` it stays as it is; with `replace=True` it is as if laid now, and all keys wake.
+    it before for some of them; these are announced. A hold in force gets longer only;
+    `extend=False`: it stays as it is; `replace=True`: it is as if laid now, or shorter, keys wake.
     """
     scope = {"per": per, "value": value, "source": source}
 

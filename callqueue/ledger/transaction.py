@@ -66,7 +66,9 @@ def transaction(
     calls: Sequence[int] | None = None,
     lazily: bool = False,
 ) -> T:
-    """Do `work` in a transaction with these calls locked; again after a jump or a deadlock."""
+    """Do `work` in a transaction, with those of `calls` locked that are free; again after a jump or
+    a deadlock. `lazily`: its commit returns before it is on disk.
+    """
 
     def once() -> T:
         with database.writing(using):
@@ -82,7 +84,9 @@ def transaction(
 
 
 def again_after_jump(using: str, once: Callable[[], T]) -> T:
-    """Do `once`, a transaction that asks `ledger_time.check`; again after a jump or a deadlock."""
+    """Do `once`, a transaction that asks `ledger_time.check`; again after a jump or a deadlock.
+    OperationalError where the clock jumps LOOKS times.
+    """
     for _ in range(LOOKS):
         try:
             return database.again_after_deadlock(using, once)
@@ -159,7 +163,7 @@ def lock_calls_to_end(
 
 
 def lock_free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[Pair]:
-    """Lock these open attempts with their calls: the pairs of which nobody has locked either."""
+    """Lock open attempts, begun or not, with calls: the pairs of which nobody has locked either."""
     rows = database.locked(tables.attempts(using).filter(pk__in=list(attempt_ids)).order_by("pk"))
     found = [
         one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
@@ -174,7 +178,7 @@ def lock_free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> l
 
 
 def _lock_free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[int]]:
-    """Those that nobody else has locked, and the primary keys of those that somebody has."""
+    """Calls that nobody else has locked, and the primary keys of those that somebody has."""
     listed = tables.calls(using).filter(pk__in=pks)
     free = {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
     away = pks - free.keys()
