@@ -166,7 +166,7 @@ class SealedJSONField(_Sealed):
 
 
 class ToldJSONField(SealedJSONField):
-    """JSON that others say, in the nearest form that every database keeps."""
+    """JSON that others say, sealed, in the nearest form that every database keeps."""
 
     def to_text(self, value: Any) -> str:
         text = super().to_text(value)
@@ -176,7 +176,7 @@ class ToldJSONField(SealedJSONField):
 
 
 class SealedTextField(_Sealed):
-    """Text that others say, in the nearest form that every database keeps."""
+    """Text that others say, sealed, in the nearest form that every database keeps."""
 
     unreadable = UNREADABLE["$unreadable"]
 

@@ -69,6 +69,7 @@ class Config:
             ) from None
 
     def kept_response_bytes(self, rule: Rule | None) -> int:
+        """How much of an answer is kept; None: of a rule that is gone."""
         own = rule.keep_response_bytes if rule else None
         return self.keep_response_bytes if own is None else own
 

@@ -74,7 +74,7 @@ class Party:
         return self.book
 
     def heartbeat(self) -> bool:
-        """Say that the opinion is held; whether to join anew: any has lapsed, come or gone silent."""
+        """Say that the opinion is held; whether to join anew: one lapsed, came, or is silent."""
         rule_rows.ensure(self.using, self.book.rules if self.book else ())
         now = ledger_time.now(self.using)
         mine = tables.opinions(self.using).filter(pk=self.digest, lapsed_at=None)
