@@ -120,7 +120,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return self.unreadable if opened is None else self.from_text(opened)
 
     def decrypted(self, token: str, row: str) -> str | None:
-        """Its text; None where no key opens it here. `row` is empty where it was read without."""
+        """The token's text; None where no key opens it here. `row`: "" if it was read without."""
         from callqueue.security.encryption import EncryptionUnavailable, Unreadable, open_sealed
 
         try:

@@ -74,7 +74,7 @@ class Config:
         return self.keep_response_bytes if own is None else own
 
     def queue_of(self, rule: str) -> str:
-        """A queue whose workers make calls of this rule; "" is Celery's default queue."""
+        """A queue whose workers make the rule's calls; "": Celery's default, or no such rule."""
         return self.rules[rule].queue_names[0] if rule in self.rules else ""
 
     def begun_lease(self, rule: Rule | None) -> float:

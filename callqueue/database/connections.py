@@ -101,7 +101,7 @@ def _kept_connections(using: str) -> list[Any]:
 
 
 def is_still_usable(using: str, raw: Any) -> bool:
-    """Whether the driver's connection is still `raw` (None: any), in no transaction, and answers."""
+    """Whether the raw connection still is `raw` (None: any), answers, and is in no transaction."""
     now = raw_connection(using)
     if now is None or raw not in (None, now) or in_transaction(using):
         return False

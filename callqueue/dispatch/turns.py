@@ -113,7 +113,7 @@ class KeysInTurn:
         """How many calls of each key may go; a key that may send none is blocked."""
         counts = {}
         for turn in listed:
-            hold = self.held.blocking(rule, turn.key)
+            hold = self.held.blocking_hold(rule, turn.key)
             if hold is not None:
                 self._block_by_hold(turn, hold)
             elif n := self._room_of(rule, turn, count):

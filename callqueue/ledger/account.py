@@ -269,7 +269,7 @@ class Account:
     # --- known room
 
     def try_known_room(self, laid: Mapping[str, int]) -> bool:
-        """Go by known room, with the tallies read; False: it is not valid. `laid`: by rule."""
+        """Go by known room, with tallies read; False: not valid. `laid`: by rule, holds laid."""
         budgets = memo.known_room_budgets(self.book, self.rules)
         known = KnownRoom.load(self.memo.room)
         if budgets is None or known is None:
@@ -282,7 +282,7 @@ class Account:
         return True
 
     def note_room(self, laid: Mapping[str, int]) -> None:
-        """Note what is free before a plan takes any, where it may be known. `laid`: by rule."""
+        """Note what is free before a plan, where it may be known. `laid`: by rule, holds laid."""
         budgets = memo.known_room_budgets(self.book, self.rules)
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
@@ -296,7 +296,7 @@ class Account:
     # --- tallied budgets
 
     def read_tallies(self, has_corrections: bool) -> None:
-        """Recount tallies, correct them, and take away what has left, per key or if `is_whole`."""
+        """Recount tallies, correct them, and take away what left, of keys or if `is_whole`."""
         kept = [(b, self.memo.tallies.get(b.id)) for b in self.budgets if is_tallied(b.limit)]
         found = tallies_of(self.using, kept, self.now, self.until)
         self.tallies = {one.budget.id: one for one in found}

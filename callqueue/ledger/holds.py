@@ -44,7 +44,7 @@ class InForce:
 class Held:
     by_rule: Mapping[str, Sequence[InForce]]
 
-    def blocking(
+    def blocking_hold(
         self, rule: str, key: str | None = None, queue: str | None = None
     ) -> InForce | None:
         """The hold on such a call; without key and queue, the hold on the whole rule."""
@@ -163,13 +163,15 @@ def _lay_one(
 
 def count(using: str, rule: str, key: str = "", *, but_sources: Sequence[str] = ()) -> int:
     """How many holds `lift` would end."""
-    return _to_lift(using, rule, key, but_sources).filter(_NOW).count()
+    return _holds_to_lift(using, rule, key, but_sources).filter(_NOW).count()
 
 
 _NOW = Q(until__isnull=True) | Q(until__gt=LedgerNow())
 
 
-def _to_lift(using: str, rule: str, key: str, but_sources: Sequence[str]) -> QuerySet[tables.Hold]:
+def _holds_to_lift(
+    using: str, rule: str, key: str, but_sources: Sequence[str]
+) -> QuerySet[tables.Hold]:
     stored = tables.holds(using).filter(rule=rule).exclude(source__in=but_sources)
     if not key:
         return stored
@@ -184,7 +186,7 @@ def lift(
     but_sources: Sequence[str] = (),
 ) -> int:
     """Lift a rule's holds, or a key's, but for some sources'; wake its keys; how many held."""
-    stored = _to_lift(using, rule, key, but_sources)
+    stored = _holds_to_lift(using, rule, key, but_sources)
 
     def work() -> int:
         ready_calls.wake_all_keys(using, [rule])

@@ -208,6 +208,7 @@ class Tallies:
     # --- what is kept
 
     def _believable(self, kept: Mapping[str, Any] | None) -> Kept | None:
+        """What is kept, if it is of this very budget and current; None: to be counted anew."""
         if kept is None or kept["print"] != self.print:
             return None
         known, window = Kept(**{**kept, "values": dict(kept["values"])}), self.limit.window_us

@@ -252,7 +252,7 @@ class Limit:
 
     @property
     def per_second(self) -> float | None:
-        """How much it lets through a second, over a long time; None where answers say so."""
+        """How much it lets through a second, over a long time; None: that depends on answers."""
         return None
 
     @property
