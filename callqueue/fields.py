@@ -65,7 +65,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         )
 
     def bind_row(self, value: Any, row: Any) -> Any:
-        """The value with the identity of its row, as it is to be given to `update` and the like."""
+        """The value as `update` and the like want it: with its row's identity if it is sealed."""
         is_data = (
             conf.current().encryption_keys
             and value not in (None, "")

@@ -236,7 +236,7 @@ class Account:
                 tallies.change(value, of_unit)
 
     def usage(self, budget: Budget, value: str = "") -> Usage:
-        """What an untallied budget is charged with, for one value; keeps a level in the memo."""
+        """What an untallied budget is charged with, for a value; may keep its level in the memo."""
         scope, limit = (budget.id, value), budget.limit
         since = limit.horizon(self.now)
         # What was answered only now may have aged away long ago.
@@ -269,7 +269,7 @@ class Account:
     # --- known room
 
     def try_known_room(self, laid: Mapping[str, int]) -> bool:
-        """Go by known room, with tallies read; False: not valid. `laid`: by rule, holds laid."""
+        """Go by known room, with tallies read; False: not valid. `laid`: holds laid, by rule."""
         budgets = memo.known_room_budgets(self.book, self.rules)
         known = KnownRoom.load(self.memo.room)
         if budgets is None or known is None:
@@ -282,7 +282,7 @@ class Account:
         return True
 
     def note_room(self, laid: Mapping[str, int]) -> None:
-        """Note what is free before a plan, where it may be known. `laid`: by rule, holds laid."""
+        """Note what is free before a plan, where it may be known. `laid`: holds laid, by rule."""
         budgets = memo.known_room_budgets(self.book, self.rules)
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}

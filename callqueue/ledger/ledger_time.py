@@ -131,7 +131,7 @@ def read_held(using: str, *, lazily: bool = False) -> Reading:
 
 
 def transaction_end_sql(using: str, *, lazily: bool) -> str:
-    """SQL for more columns: a silent transaction is ended; `lazily`: commit waits for no disk."""
+    """SQL for columns: a silent transaction is ended; if `lazily`, its commit waits for no disk."""
     more = database.dialect(using).lazily if lazily else ""
     return f"{more}{database.idle_timeout_sql(using, SILENT)}"
 
@@ -453,8 +453,9 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
     the right time. The same few statements, however much the ledger counts.
 
     Releases, ends and holds are right: who writes them asks `check` first, or is a pass
-    (`Watch.credited`). Begins and signs of life may be wrong: those from between the last good
-    reading and now, off by the jump. What was truly written then gets no shorter lease.
+    (`Watch.credited`). Begins and signs of life are wrong where they say that they are of between
+    the last good reading and now, off by the jump. What was truly written then gets no shorter
+    lease.
     """
     now, off = from_us(reading.at), timedelta(microseconds=jump.doubt - jump.by)
     first = from_us(

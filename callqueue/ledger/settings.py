@@ -191,7 +191,7 @@ def known_rules(using: str) -> set[str]:
 def disagreements(
     using: str, digests: Collection[str], *, here: Opinion | None = None
 ) -> list[Difference]:
-    """The limits on which dispensers' opinions of these digests differ, and `here`, if given."""
+    """The limits on which dispensers' opinions of these digests differ, and `here`'s if given."""
     stated = tables.opinions(using).filter(pk__in=list(digests))
     opinions: dict[str, Opinion] = dict(stated.values_list("digest", "limits"))
     holders = tables.dispensers(using).filter(digest__in=opinions).order_by("name")
