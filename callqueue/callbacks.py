@@ -17,7 +17,7 @@ from django.db.models import F, Q
 
 from callqueue import aside, broker, conf, database, events, states, tables
 from callqueue.handlers import method_of
-from callqueue.ledger.transaction import untimed
+from callqueue.ledger.transaction import untimed_transaction
 from callqueue.texts import in_one_line
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def ask_for_owed(using: str) -> None:
     Each is asked for again only after as long as it has been owed: so none is behind others whose
     queue has no worker now.
     """
-    announce(using, untimed(using, lambda: _take_those_to_ask_for(using)))
+    announce(using, untimed_transaction(using, lambda: _take_those_to_ask_for(using)))
 
 
 def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:

@@ -78,8 +78,8 @@ def _check_time_limit(config: conf.Config) -> Found:
     from callqueue.tasks import make_api_call
 
     limit = make_api_call.time_limit or current_app.conf.task_time_limit
-    name = max(config.rules, key=lambda name: config.lease(config.rules[name]))
-    needed = config.lease(config.rules[name])
+    name = max(config.rules, key=lambda name: config.begun_lease(config.rules[name]))
+    needed = config.begun_lease(config.rules[name])
     if limit and limit < needed:
         yield Warning(
             f"Celery's hard time limit of {limit:g} s kills a worker in the middle of calls; "

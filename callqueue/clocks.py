@@ -91,7 +91,7 @@ class Reading:
         least, _, slack = self._bounds(later)
         return min(later.at, self.at + least + slack)
 
-    def latest(self, instant: Mono) -> Us:
+    def latest_at(self, instant: Mono) -> Us:
         """The latest that ledger time can have been at this monotonic instant."""
         return self.at + round((instant - self.before) * 1_000_000)
 

@@ -65,7 +65,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         )
 
     def bind_row(self, value: Any, row: Any) -> Any:
-        """The value with the identity of its row, as it is to be given to `update` and the like."""
+        """The value as `update` and the like want it: with its row's identity if it is sealed."""
         is_data = (
             conf.current().encryption_keys
             and value not in (None, "")
@@ -120,7 +120,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return self.unreadable if opened is None else self.from_text(opened)
 
     def decrypted(self, token: str, row: str) -> str | None:
-        """Its text; None where no key opens it here. `row` is empty where it was read without."""
+        """The token's text; None where no key opens it here. `row`: "" if it was read without."""
         from callqueue.security.encryption import EncryptionUnavailable, Unreadable, open_sealed
 
         try:
@@ -166,7 +166,7 @@ class SealedJSONField(_Sealed):
 
 
 class ToldJSONField(SealedJSONField):
-    """JSON that others say, in the nearest form that every database keeps."""
+    """JSON that others say, sealed, in the nearest form that every database keeps."""
 
     def to_text(self, value: Any) -> str:
         text = super().to_text(value)
@@ -176,7 +176,7 @@ class ToldJSONField(SealedJSONField):
 
 
 class SealedTextField(_Sealed):
-    """Text that others say, in the nearest form that every database keeps."""
+    """Text that others say, sealed, in the nearest form that every database keeps."""
 
     unreadable = UNREADABLE["$unreadable"]
 

@@ -56,7 +56,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
         group = book.groups[rule]
         account = _account(using, book, group, reading, text)
         held = holds.in_force(using, group, from_us(now))
-    queues = [q for q in book.rules[rule].queue_names if not held.blocking(rule, text, q)]
+    queues = [q for q in book.rules[rule].queue_names if not held.blocking_hold(rule, text, q)]
     return _fits(account, rule, text, 1, queues)
 
 

@@ -84,7 +84,7 @@ def host_name() -> str:
 
 
 def documentation_page(name: str) -> str:
-    """Where the reader finds a page of the documentation: by the package, or in the checkout."""
+    """Where a page of the documentation is: in the package or the checkout; else its name."""
     package = Path(__file__).resolve().parent
     for folder in (package / "docs", package.parent / "docs"):
         if (folder / name).exists():

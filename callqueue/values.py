@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def trail_of(path: Any) -> str:
-    """The text of a path that was kept as (parent, key), shortened to 200 characters."""
+    """The text of a path that was kept as (parent, key), cut to 200 characters at most."""
     keys = []
     while path is not None:
         path, key = path
@@ -112,7 +112,7 @@ def check_each(params: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
 
 
 def flaw_in(value: Any, bans: Iterable[Ban]) -> str:
-    """Why a value cannot be a string without these; "" where it is one, or will be."""
+    """Why a value is no string without what is banned; "" where it is one, or a secret."""
     if isinstance(value, str):
         for pattern, why in bans:
             if pattern.search(value):

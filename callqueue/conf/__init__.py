@@ -69,14 +69,15 @@ class Config:
             ) from None
 
     def kept_response_bytes(self, rule: Rule | None) -> int:
+        """How much of an answer is kept; None: of a rule that is gone."""
         own = rule.keep_response_bytes if rule else None
         return self.keep_response_bytes if own is None else own
 
     def queue_of(self, rule: str) -> str:
-        """A queue whose workers make calls of this rule; "" is Celery's default queue."""
+        """A queue whose workers make the rule's calls; "": Celery's default, or no such rule."""
         return self.rules[rule].queue_names[0] if rule in self.rules else ""
 
-    def lease(self, rule: Rule | None) -> float:
+    def begun_lease(self, rule: Rule | None) -> float:
         """Seconds that an attempt may take from its slot on; None: of a rule that is gone."""
         return (rule.total_timeout if rule else 0.0) + self.grace
 

@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, Q
 from callqueue import conf, database, states, tables, texts, transitions
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time
-from callqueue.ledger.transaction import untimed
+from callqueue.ledger.transaction import untimed_transaction
 from callqueue.sending import validation
 from callqueue.states import Move
 
@@ -47,7 +47,7 @@ def move_in_batches(calls: Any, move: Move, log: Log | None = None) -> Iterator[
     last = 0
     using = calls.db
     while done := _persist(
-        using, partial(untimed, using, partial(_move_batch, calls, move, last, log))
+        using, partial(untimed_transaction, using, partial(_move_batch, calls, move, last, log))
     ):
         last = done.last
         yield done

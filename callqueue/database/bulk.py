@@ -51,8 +51,8 @@ M = TypeVar("M", bound=models.Model)
 
 
 def pks_in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
-    """Primary keys in order, `size` at a time, each batch read when it is asked for. Rows that the
-    caller changes meanwhile, so that they are no more among `rows`, are not missed.
+    """Primary keys in order, `size` at a time, each batch read when it is asked for. None is missed
+    because the caller changes those before it, so that they are no more among `rows`.
     """
     if rows.query.is_sliced:
         pks = sorted(rows.values_list("pk", flat=True))
@@ -166,10 +166,9 @@ def _defaults(model: type[models.Model]) -> tuple[dict[str, Any], dict[str, Call
 def insert_each(
     model: type[models.Model], using: str, records: Sequence[Mapping[str, Any]]
 ) -> list[int | None]:
-    """Insert rows, field names to values, in one statement; their primary keys, in the same order.
-
-    Every field without a database default is to be given. A database that does not return what it
-    inserts gives None for each.
+    """Insert rows, field names to values, in one statement; their primary keys, in the same order,
+    None for each where the database does not return what it inserts. Every field without a database
+    default is to be given.
     """
     if not is_postgresql(using) or not records:
         objects = [model(**record) for record in records]
@@ -182,8 +181,7 @@ def insert_objects(
     model: type[M], using: str, objects: Sequence[M], *, batch_size: int, unless_there: bool = False
 ) -> Sequence[M]:
     """Insert objects, `batch_size` a statement, and give them their keys and database defaults.
-
-    With `unless_there` those that a unique index refuses are left out, and none is given its key. A
+    `unless_there`: those that a unique index refuses are left out, and none is given its key; a
     conflict that a snapshot hides is a serialization error then, or passes unseen.
     """
     for at in range(0, len(objects), batch_size):
@@ -222,7 +220,7 @@ def _split_fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[A
 
 
 def _has_expressions(fields: Sequence[Any], objects: Sequence[M]) -> bool:
-    """Whether the database is to fill in one of these fields for some of the objects only."""
+    """Whether some of the objects leave one of these fields to a database expression."""
     defaults = [field.attname for field in fields if field.has_db_default()]
     return any(
         hasattr(getattr(one, name), "resolve_expression") for name in defaults for one in objects
@@ -344,11 +342,9 @@ def update_free(
 
 
 def delete_each(model: type[models.Model], using: str, pks: Sequence[int]) -> int:
-    """Delete rows by primary key; the count of them.
-
-    Django's delete() would first read them. MariaDB and MySQL would read a small table whole for a
-    list, and wait for locked rows that concern nobody here.
-    """
+    """Delete rows by primary key; how many were there."""
+    # Django's delete() would first read them. MariaDB and MySQL would read a small table whole for
+    # a list, and wait for locked rows that concern nobody here.
     table = quoted(using, model._meta.db_table)
     if is_postgresql(using) or not pks:
         return run(using, f"DELETE FROM {table} WHERE id IN ({listed(pks)})")

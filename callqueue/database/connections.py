@@ -101,7 +101,7 @@ def _kept_connections(using: str) -> list[Any]:
 
 
 def is_still_usable(using: str, raw: Any) -> bool:
-    """Whether this thread's driver connection is still `raw` (None: any) and its server answers."""
+    """Whether the raw connection still is `raw` (None: any), answers, and is in no transaction."""
     now = raw_connection(using)
     if now is None or raw not in (None, now) or in_transaction(using):
         return False
@@ -118,7 +118,7 @@ def close_kept(using: str) -> None:
 
 
 def close_failed() -> None:
-    """Close this thread's connections that have failed, so that whoever asks next has new ones."""
+    """Close this thread's connections that failed or are too old; who asks next has new ones."""
     for connection in connections.all(initialized_only=True):
         connection.close_if_unusable_or_obsolete()
 

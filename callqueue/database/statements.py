@@ -48,7 +48,7 @@ class Dialect:
     lazily: str = ""
     silent: str = ""
 
-    def place(self, name: str) -> str:
+    def json_path(self, name: str) -> str:
         return name if self.name == "postgresql" else "$." + json.dumps(name, ensure_ascii=False)
 
 
@@ -193,7 +193,9 @@ class Columns:
         names = [*self.names, *more]
         return [dict(zip(names, row, strict=True)) for row in self.rows(sql, params)]
 
-    def updated(self, update: str, params: Sequence[Any], source: str) -> list[dict[str, Any]]:
+    def rows_of_update(
+        self, update: str, params: Sequence[Any], source: str
+    ) -> list[dict[str, Any]]:
         """Run an UPDATE of locked rows; what it returns, or else a SELECT from this source."""
         if is_postgresql(self.using):
             return self.rows_by_name(f"{update} RETURNING {self.sql}", params)
@@ -201,8 +203,8 @@ class Columns:
         return self.rows_by_name(f"SELECT {self.sql} {source}", ())
 
 
-def loaded(value: Any) -> Any:
-    """JSON, from what the driver returned for its column."""
+def json_value(value: Any) -> Any:
+    """The value of a JSON column, which some drivers give as text."""
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
@@ -223,7 +225,7 @@ def listed(ids: Iterable[int]) -> str:
 def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]:
     """SQL with parameters: the whole number under a name in a JSON column, or NULL."""
     words = dialect(using)
-    return words.number.format(column), [words.place(name)]
+    return words.number.format(column), [words.json_path(name)]
 
 
 def lock_transaction(using: str) -> AbstractContextManager[None]:
@@ -273,7 +275,9 @@ def is_nested(using: str) -> bool:
 
 @contextmanager
 def writing(using: str) -> Iterator[None]:
-    """A transaction that writes. SQLite's takes the write lock at once, to deadlock with nobody."""
+    """A transaction that writes, or a savepoint in one. SQLite's takes the write lock at once, to
+    deadlock with nobody. OperationalError where it was undone in between, unseen.
+    """
     connection: Any = connections[using]
     if connection.in_atomic_block:
         with transaction.atomic(using=using):
@@ -349,12 +353,10 @@ def _sqlite_transaction(connection: Any, mode: str) -> Iterator[None]:
 
 
 def again_after_deadlock(using: str, work: Callable[[], T]) -> T:
-    """Do work that is a transaction of its own, and again where the database chose it as a
-    deadlock's victim and undid it whole.
-
-    InnoDB locks gaps in a unique index, so that no order of ours keeps clear of others' there.
-    Inside a transaction of the application's, which is undone too, the error is the application's.
+    """Do work that is a transaction of its own, and again, up to DEADLOCKS times, where a deadlock
+    undid it whole. Inside the application's, which is undone too, the error is the application's.
     """
+    # InnoDB locks gaps in a unique index, so that no order of ours keeps clear of others' there.
     for _ in range(0 if in_transaction(using) else DEADLOCKS):
         try:
             return work()
@@ -380,9 +382,8 @@ def lazy_commit_sql(using: str) -> str:
 
 def idle_timeout_sql(using: str, seconds: int) -> str:
     """SQL for the columns of a transaction's first SELECT: the server ends the transaction once its
-    process has been silent for so long. One that is frozen must not keep its locks for ever.
-
-    "" on other databases than PostgreSQL, and inside a transaction of somebody else's, which may be
+    process has been silent for so long. One that is frozen must not keep its locks for ever. "" on
+    other databases than PostgreSQL, and inside a transaction of somebody else's, which may be
     silent for as long as it likes.
     """
     return "" if is_nested(using) else dialect(using).silent.format(seconds)

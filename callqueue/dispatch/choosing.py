@@ -146,7 +146,9 @@ def choose(
     found = {
         rule: finder.find_candidates(rule)
         for rule in account.rules
-        if rule in account.book.settings.rules and not held.blocking(rule) and finder.concerns(rule)
+        if rule in account.book.settings.rules
+        and not held.blocking_hold(rule)
+        and finder.concerns(rule)
     }
     candidates, unfit = _split_unfit({rule: one.calls for rule, one in found.items()}, account.book)
     rooms, is_short = rooms_of_workers(account, candidates)
@@ -268,7 +270,7 @@ def _any_settings_admit(book: Book, rule: str, own: Budget, wanted: int) -> bool
 
 def _queues_not_held(account: Account, held: Held, rule: str) -> list[str]:
     names = account.book.rules[rule].queue_names
-    return [queue for queue in names if not held.blocking(rule, None, queue)]
+    return [queue for queue in names if not held.blocking_hold(rule, None, queue)]
 
 
 def _end_of_holds(account: Account, held: Held) -> Wait:

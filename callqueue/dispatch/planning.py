@@ -170,7 +170,7 @@ class _Planner:
         """Release a rule's next candidate that fits; False when none does, or none is left."""
         while waiting:
             candidate = waiting.popleft()
-            if self.held.blocking(candidate.rule, candidate.key):
+            if self.held.blocking_hold(candidate.rule, candidate.key):
                 continue
             if not self._has_room(candidate):
                 self.made.wait |= Wait(on_room=True)
@@ -230,7 +230,7 @@ class _Planner:
         perhaps nobody listens on its last.
         """
         rule, names = candidate.rule, self.account.book.rules[candidate.rule].queue_names
-        free = [queue for queue in names if not self.held.blocking(rule, None, queue)]
+        free = [queue for queue in names if not self.held.blocking_hold(rule, None, queue)]
         if not candidate.has_maker:
             free = [queue for queue in free if self.room_of_workers.get((rule, queue), 1) > 0]
         if len(free) == 1:

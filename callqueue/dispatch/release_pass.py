@@ -184,7 +184,8 @@ def _attempts_to_insert(
         worker = ""
         if taker is not None and call.is_begun:
             rule = config.rules.get(call.rule)
-            worker, lease = taker.worker, config.lease(rule) if own is None else own.call.lease
+            worker = taker.worker
+            lease = config.begun_lease(rule) if own is None else own.call.lease
         else:
             lease = CLAIMED if call.has_maker else config.release_lease
         return _attempt_row(call, at, timedelta(seconds=lease), worker)
@@ -401,7 +402,7 @@ def _lock(
     read = len(ledger_time.READS)
     reading = ledger_time.reading_of(using, before, *found[0][:read])
     rows = {
-        rule: LockedRule(passes, served, database.loaded(memo), bool(corrected))
+        rule: LockedRule(passes, served, database.json_value(memo), bool(corrected))
         for rule, passes, served, memo, corrected, *_ in (row[read + 1 :] for row in found)
     }
     now = watch.credited(reading)

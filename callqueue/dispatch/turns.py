@@ -90,11 +90,11 @@ class KeysInTurn:
         self._is_mid_round |= ready_calls.take_news(self.using, self.in_turn, self.now)
         if memo.in_turn != self.in_turn or any(one.is_anew for one in tallies):
             memo.in_turn = self.in_turn
-            ready_calls.wake_all(self.using, self.account.rules)
+            ready_calls.wake_all_keys(self.using, self.account.rules)
         else:
             keyed = [one.limit.window_us for one in self.account.budgets if one.limit.is_keyed]
             latest = self.account.until + max(keyed, default=0) + 2 * ready_calls.LIFTED
-            ready_calls.wake(
+            ready_calls.wake_keys(
                 self.using,
                 self.account.rules,
                 self.account.until,
@@ -113,7 +113,7 @@ class KeysInTurn:
         """How many calls of each key may go; a key that may send none is blocked."""
         counts = {}
         for turn in listed:
-            hold = self.held.blocking(rule, turn.key)
+            hold = self.held.blocking_hold(rule, turn.key)
             if hold is not None:
                 self._block_by_hold(turn, hold)
             elif n := self._room_of(rule, turn, count):
@@ -215,7 +215,7 @@ class KeysInTurn:
         ready_calls.save_turns(self.using, served, self._blocked, self._spent)
 
     def _wakes_at(self) -> Us | None:
-        instants = [ready_calls.next_wake(self.using, self.rules)]
+        instants = [ready_calls.next_wake_of_keys(self.using, self.rules)]
         for tallies in self.account.tallies.values():
             if tallies.limit.is_keyed and not set(tallies.budget.rules).isdisjoint(self.rules):
                 instants.append(tallies.next_leave())

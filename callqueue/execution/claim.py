@@ -113,7 +113,7 @@ def take_begun(
     """The jobs of attempts that were begun with their charge, by a pass of this process; in the
     order in which to send them. `rows`: columns as begin reads them; `lease`: as for `begin`.
     """
-    clock, steady_from = ledger_time.watch(using).take(reading)
+    clock, steady_from = ledger_time.watch(using).take_in(reading)
     jobs = _jobs_of_rows(using, rows, clock, from_us(steady_from), lease)
     return sorted(jobs, key=lambda job: job.attempt.send_at or from_us(clock.at))
 
@@ -191,7 +191,7 @@ def _read_clock(
         reading = ledger_time.reading_of(using, before, *shown)
     else:
         reading = ledger_time.read(using)
-    narrowed, steady_from = ledger_time.watch(using).take(reading)
+    narrowed, steady_from = ledger_time.watch(using).take_in(reading)
     return narrowed, from_us(steady_from)
 
 
@@ -221,7 +221,7 @@ def _jobs_of_rows(
         job = Job(attempt, call, clock, config.rules.get(call.rule))
         opens = job.slot_opens_at()
         ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
-        seconds = config.lease(job.rule) if lease is None else lease
+        seconds = config.begun_lease(job.rule) if lease is None else lease
         job.lease_ends = clock.before + ahead + seconds
         job.unfit = _why_unfit(job)
         attempt.send_at = send_at_by_clock(attempt.send_at, attempt.released_at, clock, steady_from)

@@ -17,7 +17,7 @@ from callqueue.database import (
     as_parameter,
     from_us,
     instant_us,
-    loaded,
+    json_value,
     placeholders,
     quoted,
     rows,
@@ -79,7 +79,7 @@ def _open_sums_sql(
     formers: Sequence[Former],
     is_sample: bool,
 ) -> tuple[str, list[Any]]:
-    """Open attempts, summed up over these columns and whether it is known when they were sent.
+    """Open attempts, or a sample, summed up by these columns and by whether they are known as sent.
     Rows begin with the place of the former rule, from 1; 0: a rule of the group.
     """
     names = ", ".join(quoted(using, column) for column in columns)
@@ -108,10 +108,10 @@ def aged_since(
     by_units: bool,
     by_release: bool,
 ) -> Iterator[Aged]:
-    """The attempts of these rules that were answered since, or sent since and not yet answered.
-    One statement: of an attempt that is answered meanwhile it sees the one or the other. `told`:
-    how many microseconds earlier an unanswered one may have been sent; None: nothing ages
-    unanswered. `by_units`: costs in all units rather than in calls.
+    """These rules' attempts that ended since, but for voided, or were sent since and are open. One
+    statement: of one that ends meanwhile it sees the one or the other. `told`: by how many µs an
+    open one may have been sent before that; None: no open one is read. `by_units`: costs in all
+    units, not in calls. `by_release`: releases too.
     """
     cost_column, released = "cost" if by_units else "calls", ", released_at" if by_release else ""
     ends = f"charged, sent_at, finished_at{released}"
@@ -132,16 +132,16 @@ def aged_since(
             rule,
             key,
             queue,
-            loaded(cost) if by_units else cost,
-            None if charged is None else loaded(charged),
+            json_value(cost) if by_units else cost,
+            None if charged is None else json_value(charged),
             None if sent_at is None else instant_us(sent_at),
             None if finished_at is None else instant_us(finished_at),
             *map(instant_us, released_at),
         )
 
 
-def keys_answered_lately(using: str, rules: Sequence[str], now: Us) -> list[tuple[str, str]]:
-    """The rules and keys of what was answered in the last seconds. One statement."""
+def keys_of_lately_ended(using: str, rules: Sequence[str], now: Us) -> list[tuple[str, str]]:
+    """The rules and keys of what ended, voided too, less than LATELY ago. One statement."""
     sql = (
         f"SELECT DISTINCT rule, {quoted(using, 'key')} FROM {attempts_table(using)} "
         f"WHERE rule IN ({placeholders(rules)}) AND finished_at > %s"
@@ -157,7 +157,7 @@ class Glance:
 
 
 def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
-    """Of each of these rules, what shows whether an attempt was answered. One cheap statement."""
+    """Of each of these rules, what shows whether an attempt has ended. One cheap statement."""
     table = attempts_table(using)
     few = f"SELECT 1 FROM {table} WHERE finished_at IS NULL AND rule = %s"
     counts = ", ".join(
@@ -225,7 +225,7 @@ class Account:
                 )
 
     def charge(self, rule: str, key: str, queue: str, cost: Any) -> None:
-        """Charge the tallies with what a plan has taken, and the pass writes."""
+        """Charge the tallies, and known room, with what a plan has taken and the pass writes."""
         self._released[rule] += 1
         for budget in self.book.budgets[rule]:
             of_unit = budget.charge_of(cost)
@@ -236,7 +236,7 @@ class Account:
                 tallies.change(value, of_unit)
 
     def usage(self, budget: Budget, value: str = "") -> Usage:
-        """What a budget that is not tallied is charged with, for one value of its `per`."""
+        """What an untallied budget is charged with, for a value; may keep its level in the memo."""
         scope, limit = (budget.id, value), budget.limit
         since = limit.horizon(self.now)
         # What was answered only now may have aged away long ago.
@@ -250,12 +250,12 @@ class Account:
         return usage
 
     def answered_scopes(self) -> list[Scope]:
-        """The scopes of untallied budgets per key in which calls were answered lately."""
+        """The scopes of untallied budgets per key in which attempts age, or ended lately."""
         keyed = [b for b in self.budgets if b.limit.is_keyed and b.id not in self.tallies]
         ids = {budget.id for budget in keyed}
         found = {scope for scope in self.aged if scope[0] in ids}
         in_flight = [b for b in keyed if b.limit.counts_in_flight]
-        pairs = keys_answered_lately(self.using, self.rules, self.now) if in_flight else ()
+        pairs = keys_of_lately_ended(self.using, self.rules, self.now) if in_flight else ()
         for rule, key in pairs:
             found |= {(b.id, b.value_of(key, "")) for b in in_flight if rule in b.rules}
         return sorted(found)
@@ -269,7 +269,7 @@ class Account:
     # --- known room
 
     def try_known_room(self, laid: Mapping[str, int]) -> bool:
-        """Go by known room, with the tallies read, if it is valid. `laid`: holds laid, by rule."""
+        """Go by known room, with tallies read; False: not valid. `laid`: holds laid, by rule."""
         budgets = memo.known_room_budgets(self.book, self.rules)
         known = KnownRoom.load(self.memo.room)
         if budgets is None or known is None:
@@ -282,7 +282,7 @@ class Account:
         return True
 
     def note_room(self, laid: Mapping[str, int]) -> None:
-        """Note what is free before a plan takes any. `laid`: holds laid, by rule."""
+        """Note what is free before a plan, where it may be known. `laid`: holds laid, by rule."""
         budgets = memo.known_room_budgets(self.book, self.rules)
         if budgets is not None and not self.is_cut:
             free = {one.id: self.meter(one).free for one in budgets}
@@ -296,7 +296,7 @@ class Account:
     # --- tallied budgets
 
     def read_tallies(self, has_corrections: bool) -> None:
-        """Bring the tallies up to date: recounts first, then corrections, then what has left."""
+        """Recount tallies, correct them, and take away what left, of keys or if `is_whole`."""
         kept = [(b, self.memo.tallies.get(b.id)) for b in self.budgets if is_tallied(b.limit)]
         found = tallies_of(self.using, kept, self.now, self.until)
         self.tallies = {one.budget.id: one for one in found}
@@ -327,7 +327,7 @@ class Account:
         for place, calls, count, since, unbegun, is_told, *values in rows(self.using, sql, params):
             row = dict(zip(columns, values, strict=True))
             rule, key, queue = row["rule"], row.get("key", ""), row.get("queue", "")
-            cost = loaded(row["cost"]) if "cost" in row else None
+            cost = json_value(row["cost"]) if "cost" in row else None
             self._oldest_open = min(self._oldest_open, instant_us(since))
             for budget in by_rule[rule]:
                 is_charged = (
@@ -432,7 +432,7 @@ def read(
 
 
 def save(account: Account) -> None:
-    """Write the tallies and what the next pass wants to know of them. Under the rules' lock."""
+    """Write the tallies; the memo gets what the next pass wants to know. Under the rules' lock."""
     for one in account.tallies.values():
         one.save()
     account.memo.tallies = {name: one.as_kept() for name, one in account.tallies.items()}

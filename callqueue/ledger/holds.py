@@ -1,7 +1,5 @@
-"""Holds: what keeps a scope of a rule from being released, whatever its limits say.
-
-Each change is one transaction: no pass sees half of it. To lay a hold voids known room, so it acts
-within a pass.
+"""Holds: what keeps a scope of a rule from being released, whatever its limits say. Each change is
+one transaction: no pass sees half of it. To lay one voids known room, so it acts within a pass.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from callqueue import broker, conf, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, placeholders, quoted, rows
 from callqueue.ledger import ready_calls, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
-from callqueue.ledger.transaction import Locked, transaction, untimed
+from callqueue.ledger.transaction import Locked, transaction, untimed_transaction
 from callqueue.limits.budgets import Book, scopes_of
 
 
@@ -46,7 +44,7 @@ class InForce:
 class Held:
     by_rule: Mapping[str, Sequence[InForce]]
 
-    def blocking(
+    def blocking_hold(
         self, rule: str, key: str | None = None, queue: str | None = None
     ) -> InForce | None:
         """The hold on such a call; without key and queue, the hold on the whole rule."""
@@ -101,8 +99,8 @@ def lay(
     replace: bool = False,
 ) -> bool:
     """Hold a scope of these rules; `lasts=None`: until it is lifted. True: the source did not hold
-    it for one of them, and those are told of. A hold in force gets longer only; with `extend=False`
-    it stays as it is; with `replace=True` it is as if it was laid now, and may get shorter.
+    it before for some of them; these are announced. A hold in force gets longer only;
+    `extend=False`: it stays as it is; `replace=True`: it is as if laid now, or shorter, keys wake.
     """
     scope = {"per": per, "value": value, "source": source}
 
@@ -115,7 +113,7 @@ def lay(
             if _lay_one(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
         ]
         if replace:
-            ready_calls.wake_all(using, rules)
+            ready_calls.wake_all_keys(using, rules)
         return laid, None if lasts is None else locked.wall + lasts
 
     laid, until = transaction(using, work)
@@ -145,7 +143,7 @@ def _lay_one(
     extend: bool,
     replace: bool,
 ) -> bool:
-    """Whether the source did not hold it before."""
+    """Lay or lengthen one hold; whether the source did not hold the scope before."""
     # No shorter, in the updates themselves: not all who write holds have the rule's lock.
     stored = tables.holds(using)
     fresh = {"until": until, "reason": reason, "began_at": now}
@@ -165,13 +163,15 @@ def _lay_one(
 
 def count(using: str, rule: str, key: str = "", *, but_sources: Sequence[str] = ()) -> int:
     """How many holds `lift` would end."""
-    return _to_lift(using, rule, key, but_sources).filter(_NOW).count()
+    return _holds_to_lift(using, rule, key, but_sources).filter(_NOW).count()
 
 
 _NOW = Q(until__isnull=True) | Q(until__gt=LedgerNow())
 
 
-def _to_lift(using: str, rule: str, key: str, but_sources: Sequence[str]) -> QuerySet[tables.Hold]:
+def _holds_to_lift(
+    using: str, rule: str, key: str, but_sources: Sequence[str]
+) -> QuerySet[tables.Hold]:
     stored = tables.holds(using).filter(rule=rule).exclude(source__in=but_sources)
     if not key:
         return stored
@@ -185,16 +185,16 @@ def lift(
     *,
     but_sources: Sequence[str] = (),
 ) -> int:
-    """Lift the rule's holds, or those on one key, but for some sources'; how many were in force."""
-    stored = _to_lift(using, rule, key, but_sources)
+    """Lift a rule's holds, or a key's, but for some sources'; wake its keys; how many held."""
+    stored = _holds_to_lift(using, rule, key, but_sources)
 
     def work() -> int:
-        ready_calls.wake_all(using, [rule])
+        ready_calls.wake_all_keys(using, [rule])
         count = stored.filter(_NOW).count()
         stored.delete()
         return count
 
-    count = untimed(using, work)
+    count = untimed_transaction(using, work)
     if count:
         events.emit("rule_resumed", rule=rule, holds=count)
     return count

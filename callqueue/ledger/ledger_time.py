@@ -74,8 +74,8 @@ def to_wall(using: str, instant: datetime) -> datetime:
 
 
 def moved_sql(using: str, *, held: bool = False) -> str:
-    """How far the ledger was moved, for a SELECT, before the clock. `held`: nobody moves it, but
-    for within somebody else's transaction, which may take its time.
+    """SQL for a SELECT, before the clock: how far the ledger was moved, NULL without a row. `held`:
+    nobody moves it meanwhile, unless this is within another transaction, which may take its time.
     """
     is_held = held and not database.is_nested(using)
     sharing = database.dialect(using).sharing if is_held else ""
@@ -117,27 +117,27 @@ def reading_of(
     agreed_at: int | None,
     shown: Any,
 ) -> Reading:
-    """The reading of a statement that selected `reading_sql`. SQLite's clock is this host's."""
+    """The reading of what `reading_sql` selected. None: no row yet, or SQLite's clock: ours."""
     wall = to_us(database.clock(using)) if shown is None else database.instant_us(shown)
     at, agreed_at = wall - (moved or 0), Us(agreed_at or 0)
     return Reading(at, before, clocks.monotonic(), moved or 0, agreements or 0, agreed_at)
 
 
 def read_held(using: str, *, lazily: bool = False) -> Reading:
-    """A reading in a transaction, until whose end nobody moves the ledger."""
-    before, more = clocks.monotonic(), ends_sql(using, lazily=lazily)
+    """A reading; until its transaction ends (`transaction_end_sql`) nobody moves the ledger."""
+    before, more = clocks.monotonic(), transaction_end_sql(using, lazily=lazily)
     [shown] = database.rows(using, f"SELECT {reading_sql(using, held=True)}{more}")
     return held_reading_of(using, before, *shown[: len(READS)])
 
 
-def ends_sql(using: str, *, lazily: bool) -> str:
-    """SQL for the columns of a SELECT that holds a reading: how its transaction ends."""
+def transaction_end_sql(using: str, *, lazily: bool) -> str:
+    """SQL for columns: a silent transaction is ended; if `lazily`, its commit waits for no disk."""
     more = database.dialect(using).lazily if lazily else ""
     return f"{more}{database.idle_timeout_sql(using, SILENT)}"
 
 
 def held_reading_of(using: str, before: Mono, moved: int | None, *shown: Any) -> Reading:
-    """As `reading_of`, of one that selected `reading_sql(held=True)`, in a transaction."""
+    """As `reading_of`, of `reading_sql(held=True)`; makes missing rows; reads anew after a wait."""
     if moved is None:
         ensure_rows(using)
         return read_held(using)
@@ -210,8 +210,8 @@ class Watch:
             return off
 
     def settle(self) -> None:
-        """Look until this process is old enough to know what a jump is. Within somebody's
-        transaction nothing is moved: there it leaves others the time to.
+        """Look until this process is old enough to know what a jump is, then agree. Gives up after
+        20 looks. In a transaction nothing is moved: there it leaves others the time to.
         """
         if database.in_transaction(self.using):
             if self.last is None:
@@ -225,11 +225,9 @@ class Watch:
             time.sleep(SETTLED / 10)
 
     def credited(self, reading: Reading) -> Us | None:
-        """What ledger time may be taken for at this reading; None after a jump, or after so long
-        that drift may hide one: look first.
-
-        Never later than it was read, and never by more later than the last time than this process
-        saw time go by.
+        """What ledger time may be taken for at this reading, which is kept: no later than it was
+        read, nor further from the last one than this process saw time go by. None after a jump, or
+        after so long that drift may hide one: look first.
         """
         with self._keeping:
             last = self.last
@@ -239,10 +237,9 @@ class Watch:
             self._keep(reading)
             return reading.at if last is None else last.credit(reading)
 
-    def take(self, reading: Reading) -> tuple[Reading, Us]:
-        """Follow one more reading: as narrow as others make it, and since when the clock is steady.
-
-        An instant that was written before that may be by a wrong time. A jump is left for a look.
+    def take_in(self, reading: Reading) -> tuple[Reading, Us]:
+        """Follow one more reading: as narrow as others make it, and since when the clock is steady:
+        what was written before may be by a wrong time. A jump is left for a look.
         """
         with self._keeping:
             last, jumped = self.last, self._off(reading) != 0
@@ -279,12 +276,11 @@ class Watch:
         """Whether somebody has agreed to ledger time since this process came. Before that it writes
         nothing that counts: who has looked before a jump that came before this process, and not
         since, would put ledger time forward, and what it wrote would be too early.
-
-        Who has agreed to a time that is still to come did so before the clock was set back, and has
-        committed it since: that says nothing of the time as it is.
         """
         if (last := self.last) is None or last.agreements == self._agreements_then:
             return False
+        # Who has agreed to a time that is still to come did so before the clock was set back, and
+        # has committed it since: that says nothing of the time as it is.
         return last.agreed_at <= last.at
 
     @property
@@ -293,7 +289,7 @@ class Watch:
         return self.last is None or self._suspicious
 
     def settles_in(self) -> float:
-        """Seconds until its first pass beside others: only they can have seen a jump before."""
+        """Seconds until its first pass: only others can have seen a jump before. May look first."""
         is_old = self.last is not None and clocks.monotonic() - self.last.after > OLD
         if self.since is None or is_old:
             self.look()
@@ -313,15 +309,13 @@ class Watch:
         return self.last is not None and self.since is not None and self.last.after < self.since
 
     def _off(self, reading: Reading) -> int:
-        """By how many microseconds ledger time is early; below 0: late; 0: it goes on as it did.
-
-        It is early, too, where others have agreed to a time that was late, and it is late no more:
-        what they wrote was written no earlier than when they agreed.
-        """
+        """By how many microseconds ledger time is early; below 0: late; 0: it goes on as it did."""
         if (last := self.last) is None:
             return 0
         off = last.jump_to(reading)
         is_new = reading.agreements > last.agreements
+        # It is early, too, where others have agreed to a time that was late, and it is late no
+        # more: what they wrote was written no earlier than when they agreed.
         if is_new and reading.agreed_at < last.at - AGREEING:
             is_late_no_more = replace(last, at=reading.agreed_at).jump_to(reading) > 0
             off = max(off, reading.at - reading.agreed_at) if is_late_no_more else off
@@ -361,15 +355,14 @@ class Watch:
         return reading
 
     def _to_set_back(self, off: int, last: Reading, reading: Reading, *, is_new: bool) -> int:
-        """By how much ledger time is to be set back; 0: it is taken over as it is.
-
-        Early: at once. Who is new may have come while it was late: that others have put it forward
-        since is no error. Late: put forward by who is not new, where nobody has agreed since the
-        clock was set back. What others have written by it would be too early.
-        """
+        """By how much ledger time is to be set back; below 0: forward; 0: it is taken as it is."""
         if off > 0:
+            # At once. Who is new may have come while it was late: that others have put it forward
+            # since is no error.
             by = off - max(0, last.moved - reading.moved) if is_new else off
             return by if by > clocks.TOLERANCE else 0
+        # Late: put forward by who is not new, where nobody has agreed since the clock was set back.
+        # What others have written by it would be too early.
         was_agreed = last.at <= reading.agreed_at and reading.at < reading.agreed_at
         # of the same number where a copy of the database has lost one
         is_same = (reading.agreements, reading.agreed_at) == (last.agreements, last.agreed_at)
@@ -412,8 +405,8 @@ class Watch:
 
 def check(using: str, reading: Reading) -> None:
     """Raise Jumped where the clock has jumped until this reading, or this process is too young to
-    know. Whoever writes an instant that counts asks this: what the young wrote just after a clock
-    was set back would be too early for ever.
+    know, or nobody has agreed; but not within another transaction. Whoever writes an instant that
+    counts asks this: what the young wrote after a clock was set back would be too early for ever.
     """
     found = watch(using)
     is_known = found.credited(reading) is not None and not found.settles_in()
@@ -456,12 +449,12 @@ class Jump:
 
 
 def mend(using: str, jump: Jump, reading: Reading) -> None:
-    """Mend what was written by the wrong time. With the rows of LedgerState locked.
+    """Mend what was written by the wrong time. With the rows of LedgerState locked; `reading` is in
+    the right time. The same few statements, however much the ledger counts.
 
-    `reading` is in the right time. The same few statements, however much the ledger counts.
     Releases, ends and holds are right: who writes them asks `check` first, or is a pass
-    (`Watch.credited`). Begins and signs of life are left. They are found by what they say: between
-    the last good reading and now, and off by the jump. What was truly written then gets no shorter
+    (`Watch.credited`). Begins and signs of life are wrong where they say that they are of between
+    the last good reading and now, off by the jump. What was truly written then gets no shorter
     lease.
     """
     now, off = from_us(reading.at), timedelta(microseconds=jump.doubt - jump.by)
@@ -479,7 +472,7 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
     right(tables.attempts(using).open(), "started_at", "lease_until")
     # Ledger time may be late by what readings erred: what ended just now would count for longer.
     late = now + timedelta(microseconds=jump.doubt + clocks.TOLERANCE)
-    _update_if_any(_ended_after(using, now).filter(finished_at__lte=late), _ended(now))
+    _update_if_any(_ended_after(using, now).filter(finished_at__lte=late), _as_ended_at(now))
     right(tables.dispensers(using), "seen_at")
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
@@ -490,23 +483,22 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
 def _mend_what_is_ahead(using: str, last: Reading) -> None:
     """Where ledger time stays late after the clock was set back, have charges end now, and leases
     and holds last from now on, for as long as they were to. Each once, whoever else does this too.
-    Nothing is done where the clock was set since the `last` reading. In a transaction that a freeze
-    ends.
-
-    Now is when each statement runs, and no earlier than what is read here: whoever is frozen in
-    between takes nothing for the future that has begun meanwhile. A charge that ends now leaves no
-    room: who was away finds that others have agreed to a time that is earlier by more than that.
+    Nothing is done after a jump since the `last` reading. In a transaction that a freeze ends.
     """
     seen = read(using)
     if last.jump_to(seen):
         return
+    # Now is when each statement runs, and no earlier than what is read here: whoever is frozen in
+    # between takes nothing for the future that has begun meanwhile. A charge that ends now leaves
+    # no room: who was away finds that others have agreed to a time that is earlier by more than
+    # that.
     now, ahead, least = LedgerNow(), LedgerNow() + AHEAD, Value(from_us(seen.at) + AHEAD)
-    _update_if_any(_ended_after(using, ahead).filter(finished_at__gt=least), _ended(now))
+    _update_if_any(_ended_after(using, ahead).filter(finished_at__gt=least), _as_ended_at(now))
     for rows, began, ends in (
         (tables.attempts(using).open(), "started_at", "lease_until"),
         (tables.holds(using), "began_at", "until"),
     ):
-        changed = {ends: F(ends) - _since_now(began), began: now}  # MySQL goes by this order
+        changed = {ends: F(ends) - _ahead_by(began), began: now}  # MySQL goes by this order
         is_ahead = rows.filter(**{f"{began}__gt": ahead}).filter(**{f"{began}__gt": least})
         _update_if_any(is_ahead, changed)
     # A release stays when it was: one whose lease ends before it was seen to already.
@@ -514,14 +506,13 @@ def _mend_what_is_ahead(using: str, last: Reading) -> None:
     unbegun = unbegun.filter(released_at__gt=least)
     lasts = ExpressionWrapper(F("lease_until") - F("released_at"), DurationField())
     longer = unbegun.filter(GreaterThan(F("lease_until"), F("released_at")))
-    longer = longer.filter(GreaterThan(_since_now("released_at"), lasts))
-    _update_if_any(longer, {"lease_until": F("lease_until") - _since_now("released_at")})
+    longer = longer.filter(GreaterThan(_ahead_by("released_at"), lasts))
+    _update_if_any(longer, {"lease_until": F("lease_until") - _ahead_by("released_at")})
 
 
 def _update_if_any(rows: Any, changed: dict[str, Any]) -> None:
-    """Change these rows. Mostly there is none, and reading waits for nobody: on its way to those
-    that it changes, MariaDB's UPDATE waits for all that others have locked.
-    """
+    # Mostly there is none, and reading waits for nobody: on its way to those that it changes,
+    # MariaDB's UPDATE waits for all that others have locked.
     if rows.exists():
         rows.update(**changed)
 
@@ -532,20 +523,20 @@ def _ended_after(using: str, instant: Any) -> Any:
     return tables.attempts(using).filter(rule__in=rules, finished_at__gt=instant)
 
 
-def _ended(now: Any) -> dict[str, Any]:
+def _as_ended_at(now: Any) -> dict[str, Any]:
     return {
         "sent_at": Case(When(sent_at__gt=now, then=now), default=F("sent_at")),
         "finished_at": now,
     }
 
 
-def _since_now(name: str) -> Any:
+def _ahead_by(name: str) -> Any:
     return ExpressionWrapper(F(name) - LedgerNow(), DurationField())
 
 
 def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
-    """Bring backoffs and permits' deadlines back, so that they get no longer; those that were over
-    unseen, too. Appointments stay, and locked calls.
+    """Bring backoffs and permits' deadlines back, the first RETRIES of each, so that they get no
+    longer; those that were over unseen, too. Appointments stay, and locked calls.
     """
     waiting, now = tables.calls(using).waiting(), from_us(reading.wall)
     retries = waiting.filter(status=states.ERROR, ready=False)

@@ -62,7 +62,7 @@ class Candidate:
 
 
 def promote(using: str, limit: int = PROMOTED) -> int:
-    """Make calls ready that are due: scheduled ones, retries, others' rows. The count."""
+    """Make due calls ready that nobody has locked, and give news of their keys; how many."""
     rows = (
         tables.calls(using)
         .waiting()
@@ -119,7 +119,7 @@ def lock_next(
     is_http: bool | None = None,
 ) -> list[Candidate]:
     """Lock the next `count` calls of a rule that have not expired, passing over what is locked.
-    `is_http`: HTTP calls only, or others only; those that have their makers in any case.
+    `is_http`: HTTP calls only, or others only, None: all; those with makers of their own always.
     """
     where, params = _may_go_sql(using, rule, wall)
     if is_http is not None:
@@ -232,8 +232,10 @@ def blocked_on_answer(scope: Scope) -> str:
     return blocked_on_room(("answer", *scope))  # type: ignore[arg-type]
 
 
-def wake(using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterable[str]) -> None:
-    """Let the keys be looked at again that wait until then at most, or for one of `freed`; or past
+def wake_keys(
+    using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterable[str]
+) -> None:
+    """Let keys be looked at again that wait until `until` at most, or for one of `freed`; or past
     `latest`, for which nothing makes them wait: the clock was set back since.
     """
     listed = ", ".join(f"'{one}'" for one in sorted(freed)) or "NULL"  # digests, safe in SQL
@@ -246,7 +248,7 @@ def wake(using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterab
     )
 
 
-def wake_all(using: str, rules: Sequence[str]) -> None:
+def wake_all_keys(using: str, rules: Sequence[str]) -> None:
     """Wake all keys of these rules, in a transaction: limits or holds changed. Waits for a pass."""
     rule_rows.lock(using, rules)
     _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
@@ -292,7 +294,7 @@ def give_missing_news(using: str, rule: str, after: Pair = FIRST) -> Pair | None
 
 
 def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
-    """Give turns to the keys of which there is news; whether some news is left."""
+    """Give turns to the keys of the next TAKEN news, and delete it; whether some may be left."""
     columns, share = f"id, rule, priority, {quoted(using, 'key')}", -(-TAKEN // max(1, len(rules)))
     of_rule = f"SELECT {columns} FROM {tables.name(using, 'KeyNews')} WHERE rule = %s"
     one = f"SELECT * FROM ({of_rule} ORDER BY priority DESC LIMIT {share}) x"
@@ -332,7 +334,7 @@ def next_turns(using: str, rule: str, count: int) -> list[Turn]:
 
 
 def spent_turns(using: str, rule: str, wall: datetime) -> list[int]:
-    """Of the next turns that may go, TAKEN at most, those of keys without ready calls."""
+    """Of the next TAKEN turns not blocked, the ids of those whose keys have no call that may go."""
     where, params = _may_go_sql(using, rule, wall)
     turns = next_turns(using, rule, TAKEN)
     one_of_each = dict.fromkeys((turn.pair for turn in turns), 1)
@@ -364,7 +366,8 @@ def save_turns(
     database.update_each(tables.KeyTurn, using, waits)
 
 
-def next_wake(using: str, rules: Sequence[str]) -> Us | None:
+def next_wake_of_keys(using: str, rules: Sequence[str]) -> Us | None:
+    """Until when the first blocked key waits; None: no key is blocked."""
     table = tables.name(using, "KeyTurn")
     one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
     found = database.union_all(using, [(one, (rule,)) for rule in rules])

@@ -54,7 +54,7 @@ class Party:
         self._looked_at = 0.0  # monotonic
 
     def join(self, own: Book) -> Book:
-        """State the opinion of these settings, beside others' that count; what is in force then."""
+        """State the opinion of these settings; let silent ones lapse; what is in force then."""
         opinion = opinion_of(own)
         digest = digest_of(opinion)
 
@@ -74,7 +74,7 @@ class Party:
         return self.book
 
     def heartbeat(self) -> bool:
-        """Say that the opinion is held; whether to join anew, since others' have changed."""
+        """Say that the opinion is held; whether to join anew: one lapsed, came, or is silent."""
         rule_rows.ensure(self.using, self.book.rules if self.book else ())
         now = ledger_time.now(self.using)
         mine = tables.opinions(self.using).filter(pk=self.digest, lapsed_at=None)
@@ -191,7 +191,7 @@ def known_rules(using: str) -> set[str]:
 def disagreements(
     using: str, digests: Collection[str], *, here: Opinion | None = None
 ) -> list[Difference]:
-    """The limits on which the dispensers' opinions differ, and `here`'s where it is given."""
+    """The limits on which dispensers' opinions of these digests differ, and `here`'s if given."""
     stated = tables.opinions(using).filter(pk__in=list(digests))
     opinions: dict[str, Opinion] = dict(stated.values_list("digest", "limits"))
     holders = tables.dispensers(using).filter(digest__in=opinions).order_by("name")
@@ -204,7 +204,7 @@ def disagreements(
 
 
 def set_rate(using: str, limit: str, rate: str | None) -> None:
-    """Give a limit another rate, or its own; waits PATIENCE for passes that go by the old one."""
+    """Give a limit a rate (None: its own); wait PATIENCE at most for passes by the old one."""
     with database.writing(using):
         before = _lock_stated(using)
         rates = {name: old for name, old in before.rates.items() if name != limit}
@@ -230,7 +230,7 @@ def forget_lapsed(using: str, now: datetime) -> None:
         if tables.opinions(using).filter(lapsed_at__lt=oldest).delete()[0]:
             _raise_version(using, stated.version, now)
 
-    transaction.untimed(using, work)
+    transaction.untimed_transaction(using, work)
 
 
 def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
@@ -276,7 +276,7 @@ def _change_opinions(
     gone: Collection[str],
     reading: Reading,
 ) -> Stated:
-    """Have opinions come and lapse; what is stated then. With what is stated locked."""
+    """Have opinions come and lapse, with what is stated locked; what is then. May raise Jumped."""
     now = from_us(reading.at)
     if gone := [digest for digest in gone if digest in before.opinions]:
         ledger_time.check(using, reading)  # after a jump, the living seem to be silent

@@ -79,7 +79,7 @@ class Tallies:
 
     def meter(self, value: str) -> Meter:
         """A meter over one tally; what it takes is planned, and charged by `change`."""
-        return _WindowMeter(self, value)
+        return _TalliedWindowMeter(self, value)
 
     def values_to_load(self, values: Iterable[str]) -> list[str]:
         """Those of these values whose rows are still to be read."""
@@ -208,6 +208,7 @@ class Tallies:
     # --- what is kept
 
     def _believable(self, kept: Mapping[str, Any] | None) -> Kept | None:
+        """What is kept, if it is of this very budget and current; None: to be counted anew."""
         if kept is None or kept["print"] != self.print:
             return None
         known, window = Kept(**{**kept, "values": dict(kept["values"])}), self.limit.window_us
@@ -216,7 +217,7 @@ class Tallies:
         return known if is_fresh and self.is_current(known) else None
 
     def recount(self, charged: Iterable[tuple[str, int]]) -> None:
-        """Fill them anew, with what its rules charge; what former rules do is read here."""
+        """Fill the tallies anew, with what the rules charge; what former rules do is read here."""
         self.add_charged(charged)
         if self.budget.former:
             self._add_charged_by_former(self.recounts_after())
@@ -264,7 +265,7 @@ class CalendarTallies(Tallies):
         return self.limit.window(self.now - jitter)[1] + jitter
 
 
-class _WindowMeter(Meter):
+class _TalliedWindowMeter(Meter):
     """A tallied window. Asks what has left only when little is free."""
 
     def __init__(self, tallies: Tallies, value: str) -> None:
@@ -313,7 +314,7 @@ class BucketTallies(Tallies):
         return limit.is_keyed and limit.window_us > SHORT_BUCKET
 
     def meter(self, value: str) -> Meter:
-        return _BucketMeter(self, value)
+        return _TalliedBucketMeter(self, value)
 
     def horizon(self) -> Us:
         return self.now - LATE
@@ -322,7 +323,7 @@ class BucketTallies(Tallies):
         return end  # a bucket's meter says itself how far it fills meanwhile
 
     def take_away(self, value: str, ended: Us, cost: int) -> None:
-        """It counts as used no more: it goes into the level, as of when it ended."""
+        """What it cost counts as used no more: it goes into the level, as of when it ended."""
         self._lower_level(value, ended, cost)
         self.change(value, -cost)
 
@@ -337,7 +338,7 @@ class BucketTallies(Tallies):
         return self.kept.left  # what ended before is in the level
 
     def add_charged(self, charged: Iterable[tuple[str, int]]) -> None:
-        """As used; what ended before is read, and goes into the levels."""
+        """As used; what ended before is read, and goes into levels that were 0 at the horizon."""
         horizon, sealed = self.limit.horizon(self.now) - 1, self.kept.left
         empty_until = horizon + self.time_to_fill(self.limit.burst)
         for value, ended, cost in tally_rows.ended_parts(self.using, self.budget, horizon, sealed):
@@ -360,7 +361,7 @@ class BucketTallies(Tallies):
         return -(-cost * self.limit.period_us // self.limit.n)
 
 
-class _BucketMeter(Meter):
+class _TalliedBucketMeter(Meter):
     def __init__(self, tallies: BucketTallies, value: str) -> None:
         self._tallies, self._tally, limit = tallies, tallies.tally_of(value), tallies.limit
         level = limit.burst * limit.period_us - limit.n * max(0, self._tally.full_at - tallies.now)
@@ -439,9 +440,9 @@ def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
 
 def apply_corrections(using: str, group: Sequence[str], tallies: Collection[Tallies]) -> None:
     """Tell the tallies what attempts of these rules cost after all, and take the marks from their
-    rows, also where there are no tallies. Two statements for CORRECTIONS of them.
-    All of them, for the next release must not be decided by less than is known; and after recounts,
-    which count what is still to be corrected as it was charged.
+    rows, also where there are no tallies. Two statements for CORRECTIONS of them; all of them, for
+    the next release must not be decided by less than is known; and after recounts, which count what
+    is still to be corrected as it was charged.
     """
     while corrections := tally_rows.take_next_corrections(using, group):
         for one in tallies:
@@ -469,7 +470,7 @@ def counting_times(book: Book) -> dict[str, int]:
 
 
 def longest_counting_time(book: Book) -> int:
-    """The longest of these times: that of attempts whose rule is not in the book any more."""
+    """The longest of `counting_times`: that of attempts whose rule the book has no more."""
     return max(counting_times(book).values(), default=MARGIN)
 
 

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 from callqueue import database, states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, instant_us, loaded, placeholders, quoted, rows
+from callqueue.database import (
+    as_parameter,
+    from_us,
+    instant_us,
+    json_value,
+    placeholders,
+    quoted,
+    rows,
+)
 from callqueue.limits.budgets import Budget, Former, cost_of, costs_more
 from callqueue.limits.kinds import SECOND, Limit
 
@@ -70,8 +78,8 @@ class Leaving(NamedTuple):
 
 
 def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
-    """What left the windows of these budgets: (value, ended, cost). A statement for many of them.
-    What is still to be corrected stays: whoever corrects it takes it away.
+    """What left, or soon leaves, each budget's window, but for voided: (value, ended, cost). One
+    statement for many. What is to be corrected stays: whoever corrects it takes it away.
     """
     found: list[list[tuple[str, Us, int]]] = [[] for _ in asked]
     selects = [_left_sql(using, place, one) for place, one in enumerate(asked)]
@@ -127,9 +135,9 @@ def _rows_by_budget(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
 
 
 def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
-    """What is open or ended since that instant, of each budget: (value, cost). One statement.
-    What is to be corrected costs what it was charged, since the correction comes after; also where
-    it ended before, unless it was settled after its end.
+    """What is open or ended since that instant, of each budget, but for voided: (value, cost). What
+    is to be corrected costs what it was charged, since the correction comes after; also where it
+    ended before, unless it was settled after its end. One statement for many.
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
     selects = [_charged_since_sql(using, place, *one) for place, one in enumerate(asked)]
@@ -137,7 +145,7 @@ def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[t
         budget, _ = asked[place]
         cost = int(total or 0)
         if before is not None:
-            cost = cost_of(database.loaded(before), budget.limit.unit) * int(count)
+            cost = cost_of(database.json_value(before), budget.limit.unit) * int(count)
         found[place].append((_value_of(budget, told), cost))
     return found
 
@@ -155,7 +163,7 @@ def _charged_since_sql(using: str, place: int, budget: Budget, since: Us) -> tup
 
 
 def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple[str, int]]:
-    """What former rules' attempts cost that are open or ended after the horizon: (value, cost)."""
+    """Of former rules, what is open or ended after the horizon, but for voided: (value, cost)."""
     column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
     where, of_former = _conditions_of_former(using, budget)
     sql = (
@@ -169,7 +177,9 @@ def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple
 
 
 def ended_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[str, Us, int]]:
-    """What ended in (begin, end], by parts of the window, in order: (value, latest end, cost)."""
+    """What ended in (begin, end], by parts of the window, in order: (value, latest end, cost).
+    Without voided ones, nor those that `charged_since` counts because they are to be corrected.
+    """
     column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
     width = max(1, budget.limit.window_us // PARTS)
     where, of_former = _conditions_of_former(using, budget)
@@ -210,7 +220,7 @@ class Correction(NamedTuple):
 
 
 def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
-    """The next CORRECTIONS attempts that are to be corrected, their marks taken. Two statements."""
+    """The next CORRECTIONS attempts to correct that are free, their marks taken. Two statements."""
     key = quoted(using, "key")
     found = rows(
         using,
@@ -223,8 +233,8 @@ def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
     corrections = [
         Correction(
             pk, bool(settled), rule, text, queue,
-            0 if outcome == states.VOIDED else loaded(cost),
-            loaded(charged), instant_us(ended),
+            0 if outcome == states.VOIDED else json_value(cost),
+            json_value(charged), instant_us(ended),
         )
         for pk, settled, rule, text, queue, cost, charged, ended, outcome in found
     ]  # fmt: skip

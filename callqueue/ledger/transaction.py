@@ -3,8 +3,8 @@ locks which rows in what order: in one place, so that no two can wait for each o
 
 `transaction`: for whoever writes an instant that counts. Nobody moves the ledger before it ends, so
 it must not wait for an application's rows, and where the server can it ends one whose process is
-frozen. `untimed`: for whoever writes none (cancel, requeue, void, holds' ends), and may wait. A
-database that is away is the caller's (`database.persist`).
+frozen. `untimed_transaction`: for whoever writes none (cancel, requeue, void, holds' ends), and may
+wait. A database that is away is the caller's (`database.persist`).
 
 Whoever acts for the application waits for calls first, then for their attempts, by primary key.
 Everybody else passes over a call that somebody has locked.
@@ -66,7 +66,9 @@ def transaction(
     calls: Sequence[int] | None = None,
     lazily: bool = False,
 ) -> T:
-    """Do `work` in a transaction with these calls locked; again after a jump or a deadlock."""
+    """Do `work` in a transaction, with those of `calls` locked that are free; again after a jump or
+    a deadlock. `lazily`: its commit returns before it is on disk.
+    """
 
     def once() -> T:
         with database.writing(using):
@@ -82,7 +84,9 @@ def transaction(
 
 
 def again_after_jump(using: str, once: Callable[[], T]) -> T:
-    """Do `once`, a transaction that asks `ledger_time.check`; again after a jump or a deadlock."""
+    """Do `once`, a transaction that asks `ledger_time.check`; again after a jump or a deadlock.
+    OperationalError where the clock jumps LOOKS times.
+    """
     for _ in range(LOOKS):
         try:
             return database.again_after_deadlock(using, once)
@@ -91,7 +95,7 @@ def again_after_jump(using: str, once: Callable[[], T]) -> T:
     raise OperationalError("the database's clock cannot be followed")
 
 
-def untimed(using: str, work: Callable[[], T]) -> T:
+def untimed_transaction(using: str, work: Callable[[], T]) -> T:
     """Do `work` in a transaction, or in the application's; again after a deadlock."""
 
     def once() -> T:
@@ -138,7 +142,7 @@ def lock_calls_to_end(
     """Lock those of these calls that nobody else has; and the clock, as `read_held` does. One
     statement, where any is free. In a transaction.
     """
-    before, more = clocks.monotonic(), ledger_time.ends_sql(using, lazily=lazily)
+    before, more = clocks.monotonic(), ledger_time.transaction_end_sql(using, lazily=lazily)
     found = database.rows(
         using,
         "SELECT id, status, last_attempt, callback, "
@@ -159,7 +163,7 @@ def lock_calls_to_end(
 
 
 def lock_free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[Pair]:
-    """Lock these open attempts with their calls: the pairs of which nobody has locked either."""
+    """Lock open attempts, begun or not, with calls: the pairs of which nobody has locked either."""
     rows = database.locked(tables.attempts(using).filter(pk__in=list(attempt_ids)).order_by("pk"))
     found = [
         one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
@@ -174,7 +178,7 @@ def lock_free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> l
 
 
 def _lock_free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[int]]:
-    """Those that nobody else has locked, and the primary keys of those that somebody has."""
+    """Calls that nobody else has locked, and the primary keys of those that somebody has."""
     listed = tables.calls(using).filter(pk__in=pks)
     free = {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
     away = pks - free.keys()

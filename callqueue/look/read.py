@@ -15,7 +15,7 @@ from callqueue.database import (
     as_parameter,
     from_us,
     instant_us,
-    loaded,
+    json_value,
     placeholders,
     quoted,
     rows,
@@ -335,7 +335,7 @@ def _read_mean_costs(known: _Known) -> dict[tuple[str, str], float]:
     )
     costs: dict[str, list[Any]] = {}
     for name, cost in union_all(known.using, [(first, (name, name)) for name in others]):
-        costs.setdefault(name, []).append(loaded(cost))
+        costs.setdefault(name, []).append(json_value(cost))
     return {
         (name, unit): 1.0
         if unit == "calls"

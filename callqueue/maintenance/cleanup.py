@@ -19,7 +19,7 @@ from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time, settings, tallies
 from callqueue.ledger.rule_rows import SILENT
-from callqueue.ledger.transaction import untimed
+from callqueue.ledger.transaction import untimed_transaction
 from callqueue.maintenance import recovery
 
 BATCH = 2000
@@ -111,7 +111,7 @@ def _prune(
         seen_at__lt=_credited_time(using) - recovery.remembered_for(using)
     ).delete()
     after = 0
-    while gone := untimed(using, partial(_delete_turns, using, after)):
+    while gone := untimed_transaction(using, partial(_delete_turns, using, after)):
         after = gone[-1]
 
 
@@ -146,7 +146,7 @@ def _keys_in_batches(rows: Any, size: int) -> Iterator[list[int]]:
 
 def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
     """Delete these calls that are still past retention, and attempts that no window counts."""
-    calls, attempts = untimed(using, lambda: _delete_if_free(using, ids, status, cut))
+    calls, attempts = untimed_transaction(using, lambda: _delete_if_free(using, ids, status, cut))
     cleaned.calls += calls
     cleaned.attempts += attempts
 

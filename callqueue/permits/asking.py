@@ -48,7 +48,7 @@ class Options:
         rule, priority, lease = config.rule(name), self.priority, self.lease
         priority = min(rule.priority + 1, HIGHEST) if priority is None else priority
         request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)
-        label = _checked_label(self.label)
+        label, usual = _checked_label(self.label), config.begun_lease(rule)
         shown = "" if config.encryption_keys else label  # in lists, which are not encrypted
         call = {
             **intake.checked_columns(request, name, config),
@@ -60,7 +60,7 @@ class Options:
             call,
             rule,
             wait=None if self.wait is None else _as_seconds("wait", self.wait, least=0.0),
-            lease=config.lease(rule) if lease is None else _as_seconds("lease", lease, least=0.1),
+            lease=usual if lease is None else _as_seconds("lease", lease, least=0.1),
         )
 
 

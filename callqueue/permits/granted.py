@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError
 from callqueue import database, events, states, tables, transitions
 from callqueue.execution import judging, recorder
 from callqueue.ledger import rule_rows, settings
-from callqueue.ledger.transaction import Locked, transaction, untimed
+from callqueue.ledger.transaction import Locked, transaction, untimed_transaction
 from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.maintenance import breaker
 from callqueue.outcome import HoldUntil
@@ -126,7 +126,7 @@ class Permit:
                 costs = {"cost": cost, "calls": cost_of(cost, "calls"), "settled": True}
                 row.update(**{**none, **costs, **columns})
 
-        untimed(self._using, work)
+        untimed_transaction(self._using, work)
 
     def _lay_hold(self, result: Result) -> None:
         if result.hold is not None:

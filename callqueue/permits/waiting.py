@@ -26,7 +26,7 @@ from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.execution import claim, judging, recorder
 from callqueue.ledger import ledger_time, ready_calls, rule_rows
 from callqueue.ledger.settings import Party
-from callqueue.ledger.transaction import untimed
+from callqueue.ledger.transaction import untimed_transaction
 from callqueue.maintenance import recovery
 from callqueue.permits.apart import apart
 from callqueue.permits.asking import Wanted
@@ -149,7 +149,7 @@ class Waiter:
         reading = ledger_time.watch(self.using).last
         shown = self.due_at
         if reading is not None:
-            shown = from_us(reading.latest(clocks.monotonic()) + reading.moved)
+            shown = from_us(reading.latest_at(clocks.monotonic()) + reading.moved)
         seen = self._read_row(self.pk, self.due_at, shown)
         if seen is None or seen.status == states.EXPIRED:  # it was taken for dead: it waits again
             self._leave_line()
@@ -430,7 +430,7 @@ class Waiter:
             rows.delete()
             return True
 
-        return untimed(self.using, work)
+        return untimed_transaction(self.using, work)
 
 
 _parties: dict[str, Party] = {}  # by database: this process

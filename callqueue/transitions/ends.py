@@ -17,7 +17,7 @@ from callqueue import callbacks, clocks, database, states, tables
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.ledger.transaction import EndingCall, lock_calls_to_end, untimed
+from callqueue.ledger.transaction import EndingCall, lock_calls_to_end, untimed_transaction
 from callqueue.limits.rules import Rule, backoff
 from callqueue.states import FINAL, Move
 
@@ -64,7 +64,7 @@ class Job:
 
     def ledger_time_at(self, instant: Mono) -> datetime:
         """The latest that ledger time can have been at this monotonic instant."""
-        return from_us(self.clock.latest(instant))
+        return from_us(self.clock.latest_at(instant))
 
     def slot_opens_at(self) -> Mono | None:
         """The monotonic instant at which its slot has certainly opened; None without a slot."""
@@ -230,7 +230,7 @@ def end_deferred(using: str) -> int:
         database.update_each(tables.CallQueue, using, ended)
         return ended
 
-    ended = untimed(using, work)
+    ended = untimed_transaction(using, work)
     for status in {columns["status"] for columns in ended} & set(FINAL):
         pks = [one["pk"] for one in ended if one["status"] == status]
         callbacks.log_and_announce(using, pks, status)

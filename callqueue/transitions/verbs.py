@@ -28,7 +28,7 @@ from callqueue.ledger.transaction import (
     lock_calls_to_change,
     lock_free_pairs,
     lock_unbegun_of,
-    untimed,
+    untimed_transaction,
 )
 from callqueue.states import FINAL, LOST, Move
 from callqueue.transitions import ends
@@ -69,7 +69,7 @@ def release(
             lazily = database.lazy_commit_sql(using) if is_lazy else ""
             database.run(using, f"{update}{lazily}", [queue, at, at, at])
         else:
-            found += reads.updated(update, [queue, at, at, at], f"FROM {table} c {which}")
+            found += reads.rows_of_update(update, [queue, at, at, at], f"FROM {table} c {which}")
     return found
 
 
@@ -201,7 +201,7 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
         ready_calls.tell_of_keys(using, back)
         return int(count)
 
-    return untimed(using, work)
+    return untimed_transaction(using, work)
 
 
 def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
@@ -224,7 +224,7 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
         calls.filter(pk__in=free).update(**columns_of_end(end), **columns)
         return free
 
-    gone = untimed(using, work)
+    gone = untimed_transaction(using, work)
     callbacks.log_and_announce(using, gone, end)
     return gone
 
@@ -243,7 +243,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
     """Send these calls once more, those that the move may start from; the count. A call is left out
     while another unfinished call carries its unique key.
     """
-    count = untimed(using, lambda: _requeue(using, pks, move))
+    count = untimed_transaction(using, lambda: _requeue(using, pks, move))
     if count:
         events.emit("call_requeued", calls=count, first=pks[0])
     return count
@@ -251,7 +251,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
 
 def cancel(using: str, pks: Sequence[int]) -> int:
     """End these calls, those that no worker has begun; the count. Announced on commit."""
-    gone = untimed(using, lambda: _cancel(using, pks))
+    gone = untimed_transaction(using, lambda: _cancel(using, pks))
     if gone:
         events.emit("call_cancelled", calls=len(gone), first=gone[0])
         transaction.on_commit(
@@ -282,7 +282,7 @@ def requeue_unknown(using: str, call: CallQueue, after: float) -> bool:
         is_unsettled = _still_unknown(using, call).exists()
         return is_unsettled and bool(_requeue(using, [call.pk], Move.RECONCILE, columns))
 
-    if changed := untimed(using, work):
+    if changed := untimed_transaction(using, work):
         events.emit("call_requeued", calls=1, first=call.pk)
     return changed
 

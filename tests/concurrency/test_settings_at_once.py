@@ -154,15 +154,15 @@ def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_
     release_pass.ensure_states("default", ["r"])
     control.pause("default", "r", key="k")
     send("r")
-    wake_all = ready_calls.wake_all
+    wake_all_keys = ready_calls.wake_all_keys
 
     def frozen(freeze: Any) -> None:
         def wake(*given: Any) -> None:
-            wake_all(*given)
+            wake_all_keys(*given)
             if threading.current_thread() is not threading.main_thread():
                 freeze()
 
-        monkeypatch.setattr(ready_calls, "wake_all", wake)
+        monkeypatch.setattr(ready_calls, "wake_all_keys", wake)
         monkeypatch.setattr(holds, "_lay_one", freeze)
         if at_work_on == "a record":
             timed("default", freeze)

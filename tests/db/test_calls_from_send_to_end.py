@@ -162,7 +162,7 @@ def test_a_handler_makes_calls_of_its_own_kind(
     assert fresh(never).error_message == "OSError: no such number"
     context = seen[0]
     assert (context.call_id, context.rule, context.key, context.attempt) == (good.pk, "r", "T1", 1)
-    assert 0 < max(left) < conf.current().lease(Rule()) - 0.1, "it has waited for its slot"
+    assert 0 < max(left) < conf.current().begun_lease(Rule()) - 0.1, "it has waited for its slot"
 
 
 @pytest.mark.usefixtures("own_handlers")

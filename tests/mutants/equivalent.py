@@ -4,7 +4,7 @@ them, and why.
 
 _BY_REASON = {
     "Of two fields that are wrong, either may be named first.": [
-        "permits/asking.py Options.wanted: request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority) label = _checked_label(self.label) -> label = _checked_label(self.label) request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)",
+        "permits/asking.py Options.wanted: request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority) label, usual = _checked_label(self.label), config.begun_lease(rule) -> label, usual = (_checked_label(self.label), config.begun_lease(rule)) request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)",
         "limits/rules.py Breaker.__post_init__: _check_number(self, \"factor\", 1, 100) _check_seconds(self, \"longest\", 0.1, 86400) -> _check_seconds(self, 'longest', 0.1, 86400) _check_number(self, 'factor', 1, 100)",
         "limits/rules.py Breaker.__post_init__: _check_seconds(self, \"hold\", 0.1, 86400) _check_number(self, \"factor\", 1, 100) -> _check_number(self, 'factor', 1, 100) _check_seconds(self, 'hold', 0.1, 86400)",
         "limits/rules.py Breaker.__post_init__: _check_seconds(self, \"within\", 0.1, 86400) _check_seconds(self, \"hold\", 0.1, 86400) -> _check_seconds(self, 'hold', 0.1, 86400) _check_seconds(self, 'within', 0.1, 86400)",
@@ -75,7 +75,7 @@ _BY_REASON = {
         "ledger/ledger_time.py _has_waited: clocks.TOLERANCE / 1_000_000 -> (clocks.TOLERANCE * 1000000)",
     ],
     "It is a bound that nobody relies on to the last one.": [
-        "ledger/ledger_time.py Watch.take: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
+        "ledger/ledger_time.py Watch.take_in: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
         "ledger/ready_calls.py rules_named_by_ready: 1000 -> 1001",
         "ledger/ready_calls.py forget_news: 1000 -> 1001",
         "ledger/settings.py _Sign.is_silent: moment - self.since > SILENCE -> (moment - self.since >= SILENCE)",

@@ -60,7 +60,7 @@ def check_count(limit: object, name: str) -> None:
 
 
 def with_known_fields(declared: type[D]) -> type[D]:
-    """A dataclass that refuses a field it does not have with the nearest it has."""
+    """The dataclass, made to refuse a field it does not have with the nearest it has."""
     construct, known = declared.__init__, [f.name for f in fields(declared) if f.init]  # type: ignore[arg-type]
 
     @wraps(construct)
@@ -252,7 +252,7 @@ class Limit:
 
     @property
     def per_second(self) -> float | None:
-        """How much it lets through a second, over a long time; None where answers say so."""
+        """How much it lets through a second, over a long time; None: that depends on answers."""
         return None
 
     @property
@@ -277,7 +277,6 @@ class Limit:
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
         """Seconds until a backlog of `amount` has passed, by estimate; None: latencies decide.
-
         `latency`: how long a call is charged before it ages, in seconds, 0 where it is not known.
         """
         return 0.0 if amount <= meter.free else self.seconds_for(meter, amount, now, latency)
@@ -297,7 +296,7 @@ class Limit:
     def last_period(
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> tuple[float, float]:
-        """When the period begins in which the last of a backlog passes; how much passes then."""
+        """Seconds until the period begins in which the last of a backlog passes; how much then."""
         period = self.window_us / SECOND + (latency or min(JITTER, self.jitter_us / SECOND))
         full, last = divmod(max(0, math.ceil(amount) - 1), self.capacity)
         return full * period, last + 1

@@ -64,15 +64,13 @@ class TokenBucket(RateLimit):
         return self.level_at(usage, until)[0]
 
     def level_at(self, usage: Usage, until: Us) -> tuple[int, Us]:
-        """What the bucket holds at `until`, open charges apart, and the instant of that level.
-
-        What leaves in one microsecond is a full bucket at most, or its dearest charge: more was
-        brought together by a jump of the clock. Where calls may have cost more than they were
-        released for, all is owed.
-        """
+        """What the bucket holds at `until` or, if later, its last charge, open ones apart; when."""
         cap, level, at = self.burst * self.period_us, usage.level, usage.since
         for leave, charges in groupby(usage.aged, key=itemgetter(0)):
             costs = [cost for _, cost in charges]
+            # What leaves in one microsecond is a full bucket at most, or its dearest charge: more
+            # was brought together by a jump of the clock. Where calls may have cost more than they
+            # were released for, all is owed.
             taken = sum(costs) if usage.may_owe else min(sum(costs), max(self.burst, *costs))
             level = min(cap, level + self.n * (leave - at)) - taken * self.period_us
             at = leave

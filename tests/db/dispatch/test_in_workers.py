@@ -251,7 +251,7 @@ def test_a_job_is_what_a_worker_would_have_begun(
         attempt.released_at,
         mine.attempt.id,
     )
-    lease = timedelta(seconds=conf.current().lease(conf.current().rules["r"]))
+    lease = timedelta(seconds=conf.current().begun_lease(conf.current().rules["r"]))
     assert attempt.lease_until == attempt.released_at + lease
     send("r", **options)
     release("default", ["r"])

@@ -376,12 +376,12 @@ def test_a_jump_that_a_worker_reads_is_left_for_a_look_and_no_earlier_slot_is_be
     two_clocks: Clocks,
 ) -> None:
     watch, before = ledger_time.watch("default"), ledger_time.now("default")
-    _, steady_from = watch.take(ledger_time.read("default"))
+    _, steady_from = watch.take_in(ledger_time.read("default"))
     two_clocks.pass_by(1)
-    assert watch.take(ledger_time.read("default"))[1] == steady_from
+    assert watch.take_in(ledger_time.read("default"))[1] == steady_from
     two_clocks.jump(60)
     off = ledger_time.read("default")
-    assert watch.take(off) == (off, off.at)
+    assert watch.take_in(off) == (off, off.at)
     watch.look()
     assert ledger_time.now("default") - before < timedelta(seconds=2)
 

@@ -132,7 +132,7 @@ def test_more_rules_share_a_limit_than_a_statement_joins(rules: Rules) -> None:
     release()
     assert look("default", rules=["p1"]).rule("p1").limits[0].used == 1
     assert account.glances("default", names)["p500"].open == 1
-    assert ready_calls.next_wake("default", names) is None
+    assert ready_calls.next_wake_of_keys("default", names) is None
     (budget,) = book_of(
         {name: Rule(limits=[SlidingWindow("9/m", name="all")]) for name in names}
     ).budgets["p1"]

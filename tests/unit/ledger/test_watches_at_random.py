@@ -114,7 +114,7 @@ class World:
     def worker(self, lives: float) -> Process:
         """It looks at no clock before it records: see `ledger_time.check`."""
         watch, ends = Watch("any"), self.time + lives
-        watch.take(self.read(""))
+        watch.take_in(self.read(""))
         yield self.pause(0.001, 0.1, 0.5, 1, 3)
         while self.time < ends:
             reading = self.read("")
