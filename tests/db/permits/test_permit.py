@@ -597,7 +597,7 @@ def test_a_cost_told_again_and_again_is_charged_as_it_was_told_last_however_late
     with travel() as clock:
         with tokens(10) as permit:
             permit.settle({"tokens": 90})
-        for told in (20, 60, 30):
+        for told in (20, 60, 95, 90, 30):
             permit.settle({"tokens": told})
         assert free(least=70, most=72)
         permit.settle({"tokens": 80})  # above the charge
