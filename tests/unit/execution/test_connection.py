@@ -341,13 +341,14 @@ def test_what_was_sent_has_arrived_by_the_latest_instant_that_was_seen(
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
-def test_the_kernel_delivers_no_longer_than_the_call_may_take() -> None:
+def test_the_kernel_delivers_at_once_and_no_longer_than_the_call_may_take() -> None:
     with Peer(answering(answer_bytes())) as peer:
         for total in (7.0, 3.0):
             call(peer.url(), timeouts=Timeouts(total=total))
             (kept,) = kept_connections()
             left = kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             assert 0 < left <= total * 1000
+            assert kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert len(peer.lines) == 1
 
 
