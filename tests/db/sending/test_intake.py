@@ -14,6 +14,7 @@ import callqueue
 from callqueue import Rule, SlidingWindow
 from callqueue.exceptions import IllegalTransition, InvalidCall, NotAllowed, UnknownRule
 from callqueue.models import CallQueue
+from callqueue.sending import intake
 from tests.support.behaviour import Vendor, release, run, send
 from tests.support.locking import fresh
 
@@ -153,3 +154,20 @@ def test_the_rule_is_stated_or_routed_or_found_by_its_hosts(rules: Rules) -> Non
     assert put("http://one.vendor.example/").rule == "whole", "it wins over a pattern"
     assert put("http://api.vendor.example/").rule == put("http://vendor.example/").rule == "hosted"
     assert put("http://elsewhere.example/").rule == "default"
+
+
+def test_a_call_that_was_in_nobodys_way_and_was_not_inserted_is_inserted_by_itself(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in its way each time was gone when it was looked for."""
+    rules(r=Rule())
+    insert = intake.database.insert_objects
+
+    def insert_unless_asked_to_pass_over(
+        *given: Any, unless_there: bool = False, **more: Any
+    ) -> Any:
+        return [] if unless_there else insert(*given, **more)
+
+    monkeypatch.setattr(intake.database, "insert_objects", insert_unless_asked_to_pass_over)
+    call = send("r", unique_key="one")
+    assert CallQueue.objects.get() == call

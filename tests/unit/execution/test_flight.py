@@ -252,6 +252,20 @@ def test_what_ends_while_the_flight_falls_asleep_wakes_it() -> None:
     assert one.inbox.empty()
 
 
+def test_whoever_gives_a_clearance_goes_on_once_it_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flight, "HEARD", 60.0)
+    clearance, heard = flight.Clearance(), list[bool]()
+    waiting = threading.Thread(target=lambda: heard.append(clearance.wait()), daemon=True)
+    giving = threading.Thread(target=clearance.give, kwargs={"is_begun": True}, daemon=True)
+    for one in (waiting, giving):
+        one.start()
+    for one in (giving, waiting):
+        one.join(20)
+    assert heard == [True] and not giving.is_alive()
+
+
 @pytest.mark.parametrize("is_away", [True, False])
 def test_where_the_database_is_away_it_is_told_less_often_how_far_calls_are(
     monkeypatch: pytest.MonkeyPatch, is_away: bool
