@@ -24,12 +24,11 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import conf, events, texts
 from callqueue.dispatch.chores import HEARTBEAT, Chore
-from callqueue.dispatch.dispenser import Dispenser, name_of_process
+from callqueue.dispatch.dispenser import Dispenser, name_of_process, note_dispenser_gone
 from callqueue.dispatch.publisher import MAKE_API_CALL
 from callqueue.execution import process
 from callqueue.ledger import ledger_time
 from callqueue.look import alive
-from callqueue.maintenance import recovery
 from callqueue.maker import WorkersMaker, is_consumed
 from callqueue.models import CallQueue
 
@@ -229,7 +228,7 @@ def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
         is_workers = sign.kind in (alive.WORKER, alive.BUSY) and sign.name != seat.name
         is_here = is_workers and host == texts.host_name() and sign.at <= latest
         if is_here and not _is_running(int(rest.split(":")[0]), seat.worker):
-            recovery.take_leave(using, sign.name)
+            note_dispenser_gone(using, sign.name)
 
 
 def _is_running(pid: int, own_pid: int) -> bool:
@@ -288,7 +287,7 @@ def _worker_has_ended(**_: Any) -> None:
     """Take leave: others need not wait for its silence, and perhaps no process had the seat."""
     if _seat is not None and _is_to_release_here():
         with suppress(DatabaseError, InterfaceError):
-            recovery.take_leave(str(CallQueue.objects.db_for_write), _seat.name)
+            note_dispenser_gone(str(CallQueue.objects.db_for_write), _seat.name)
 
 
 def _task_begins(task_id: str, task: Any, kwargs: Any, **_: Any) -> None:

@@ -20,7 +20,6 @@ from callqueue.database import from_us
 from callqueue.ledger import ledger_time, settings, tallies
 from callqueue.ledger.rule_rows import SILENT
 from callqueue.ledger.transaction import untimed
-from callqueue.maintenance import recovery
 
 BATCH = 2000
 TURNS = 200  # of keys that one transaction deletes
@@ -108,7 +107,7 @@ def _prune(
     cleaned.holds += _ended_holds(using).delete()[0]
     settings.forget_lapsed(using, _credited_time(using))
     tables.dispensers(using).filter(
-        seen_at__lt=_credited_time(using) - recovery.remembered_for(using)
+        seen_at__lt=_credited_time(using) - dispensers_remembered_for(using)
     ).delete()
     after = 0
     while gone := untimed(using, partial(_delete_turns, using, after)):
@@ -199,6 +198,12 @@ def _delete_turns(using: str, after: int) -> list[int]:
     spent = list(database.locked(turns).values_list("pk", flat=True)[:TURNS])
     database.delete_each(tables.KeyTurn, using, spent)
     return spent
+
+
+def dispensers_remembered_for(using: str) -> timedelta:
+    """How long a silent dispenser's row is kept: while limits count, and a day at least."""
+    longest = tallies.longest_counting_time(settings.book_in_force(using))
+    return max(timedelta(days=1), timedelta(microseconds=longest))
 
 
 def _spent_condition(using: str) -> Q:

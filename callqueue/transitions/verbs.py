@@ -1,9 +1,10 @@
 """The page of verbs: every write of a call's or an attempt's state, each a fenced update.
 
-release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue. Rows are
-locked first and judged then, or the update itself names what it starts from: so of two moves at
-once one wins, and the other changes nothing. An open attempt is inserted where it is charged
-(`dispatch.release_pass`), in the transaction of its release.
+Rows are locked first and judged then, or the update itself names what it starts from: so of two
+moves at once one wins, and the other changes nothing. An open attempt is inserted where it is
+charged (`dispatch.release_pass`), in the transaction of its release. What a call becomes that
+somebody had locked at its record is kept, and written once its row is free: its answer ages at
+once, and no worker waits for somebody else.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ from callqueue.ledger.transaction import (
     Locked,
     as_ending,
     lock_calls_to_change,
+    lock_calls_to_end,
     lock_free_pairs,
     lock_unbegun_of,
     untimed,
 )
 from callqueue.states import FINAL, LOST, Move
 from callqueue.transitions import ends
-from callqueue.transitions.ends import LONGEST_MESSAGE, Result
+from callqueue.transitions.ends import LONGEST_MESSAGE, Job, Result
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
+MOST_DEFERRED = 1000  # calls that one round of `end_deferred` ends
 TOLERANCE = timedelta(microseconds=clocks.TOLERANCE)
 Row = Mapping[str, Any]
 
@@ -115,8 +118,67 @@ def record(
     others = [one for one in results if one.job.call.id not in locked.calls]
     if others:
         columns = [columns_of_call(one, locked.wall) for one in others]
-        ends.defer(using, [one.job for one in others], columns)
+        defer_ends(using, [one.job for one in others], columns)
     return results
+
+
+def defer_ends(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
+    """Keep what these jobs' calls become, for `end_deferred`: somebody has locked their rows."""
+    rows = [
+        tables.BelatedEnding(
+            attempt_id=job.attempt.id,
+            call_id=job.call.id,
+            number=job.attempt.number,
+            columns=_as_json(one),
+        )
+        for job, one in zip(jobs, columns, strict=True)
+    ]
+    # An earlier try may have kept them, whose answer was lost.
+    tables.BelatedEnding.objects.using(using).bulk_create(rows, ignore_conflicts=True)
+
+
+def end_deferred(using: str) -> int:
+    """End calls that `defer_ends` kept, whose rows are free and not gone on; the count."""
+    kept = tables.BelatedEnding.objects.using(using)
+    ids = list(kept.order_by("pk").values_list("pk", flat=True)[:MOST_DEFERRED])
+    if not ids:
+        return 0
+
+    def work() -> list[dict[str, Any]]:
+        rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
+        wanted = [row.call_id for row in rows]
+        free, _ = lock_calls_to_end(using, wanted)
+        there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
+        settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
+        kept.filter(pk__in=settled).delete()
+        ended = [
+            ends.with_later_changes(_from_json(row), free[row.call_id])
+            for row in rows
+            if ends.is_ending(free.get(row.call_id), row.number)
+        ]
+        database.update_each(tables.CallQueue, using, ended)
+        return ended
+
+    ended = untimed(using, work)
+    for status in {columns["status"] for columns in ended} & set(FINAL):
+        pks = [one["pk"] for one in ended if one["status"] == status]
+        callbacks.log_and_announce(using, pks, status)
+    return len(ended)
+
+
+def _as_json(columns: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in columns.items()
+    }
+
+
+def _from_json(row: Any) -> dict[str, Any]:
+    field: Any = tables.CallQueue._meta.get_field
+    return {
+        name: field("id" if name == "pk" else name).to_python(value)
+        for name, value in row.columns.items()
+    }
 
 
 def _update_if_own(using: str, rows: Sequence[Row]) -> int:

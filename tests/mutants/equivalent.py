@@ -108,7 +108,7 @@ _BY_REASON = {
         "execution/connection.py allowed_addresses: socket.getaddrinfo( str(address), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST ) -> socket.getaddrinfo(str(address), port, type=socket.SOCK_STREAM)",
     ],
     "Of what has not ended nothing is owed.": [
-        "transitions/ends.py end_deferred: {columns[\"status\"] for columns in ended} & set(FINAL) -> ({columns['status'] for columns in ended} | set(FINAL))",
+        "transitions/verbs.py end_deferred: {columns[\"status\"] for columns in ended} & set(FINAL) -> ({columns['status'] for columns in ended} | set(FINAL))",
     ],
     "No adapter of ours asks for it.": [
         "execution/wire.py _send: _session.get_adapter(url).send( prepared, stream=True, verify=trip.policy.verify, proxies={} ) -> _session.get_adapter(url).send(prepared, stream=True, verify=trip.policy.verify)",

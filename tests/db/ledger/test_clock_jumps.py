@@ -29,7 +29,7 @@ from callqueue import (
 )
 from callqueue.database import ClockNow, from_us, server_clock
 from callqueue.dispatch.chores import Chores
-from callqueue.dispatch.dispenser import Membership
+from callqueue.dispatch.dispenser import Membership, give_sign_of_life
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
@@ -184,7 +184,7 @@ def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
     two_clocks.jump(86400 * 2)
     if begins:
         ledger_time.forget_readings()
-        recovery.beat("default", "new")
+        give_sign_of_life("default", "new")
         others.look()
     goes.leave()
     assert rates_in_force() == {"2/m", "40/m"}
@@ -223,7 +223,7 @@ def test_a_sign_of_life_by_a_clock_that_was_set_back_is_put_right(two_clocks: Cl
     two_clocks.pass_by(1)
     two_clocks.jump(-3600)
     party.heartbeat()
-    recovery.beat("default", "me", digest=party.digest)
+    give_sign_of_life("default", "me", digest=party.digest)
     two_clocks.pass_by(0.1)
     others.look()
     assert settings._has_live_dispenser("default", party.digest, two_clocks.ledger)
