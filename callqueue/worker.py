@@ -1,9 +1,8 @@
 """A Celery worker that releases calls, and makes some of them at once, while no dispenser process
-does: `celery worker` alone is a working system.
-
-One process of all workers does so at a time: of one worker's, the one that has its seat, a lock of
-the operating system's, which is free as soon as its holder is dead; of several workers, see
-`alive.is_outranked`. A process that computes, or is stopped, loses the seat to one that does not.
+does: `celery worker` alone is a working system. One process of all workers does so at a time: of
+one worker's, the one that has its seat, a lock of the operating system's, which is free as soon as
+its holder is dead; of several workers, see `alive.is_outranked`. A process that computes, or is
+stopped, loses the seat to one that does not.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ LEAVING = 20.0  # seconds for which a process that ends waits for what it releas
 
 class Seat:
     """Of a worker's processes one at a time has it. To be made before they are forked off.
-
     A process that has seat number n locks the byte n. One that is stopped, hangs or computes keeps
     its lock, but another may take the next number: only the last one counts.
     """

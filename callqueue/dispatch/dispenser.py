@@ -1,8 +1,8 @@
 """Releases calls exactly as fast as every limit of their rules allows, whoever else is releasing.
 
 The loop of a process sleeps until a slot opens, an answer comes or a call becomes due, makes a
-pass, and has published what that released. Any number may run. Nothing that may take its time is
-done in the loop: messages, the project's own code and sums have threads beside it.
+pass, and has published what that released. Any number may run, each with its signs of life. What
+may take its time is done beside the loop, in threads: messages, the project's own code, sums.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ _told: dict[str, float] = {}  # by database: when (monotonic) this process said 
 
 class Listener:
     """What a dispenser waits by, in its thread. On PostgreSQL an idle one wakes at the commit of a
-    `send`; elsewhere it just waits.
-
-    A NOTIFY takes a lock that all commits share, so busy senders must not make one each. An idle
-    dispenser holds an advisory lock, and the trigger on calls notifies only meanwhile. A look that
-    is missed (a pooler, another holder) is made up for by the next, POLL seconds later.
+    `send`; elsewhere it just waits. A NOTIFY takes a lock that all commits share, so busy senders
+    must not make one each: an idle dispenser holds an advisory lock, and the trigger on calls
+    notifies only meanwhile. What is missed (a pooler, another holder) is made up for by the next
+    look, POLL seconds later.
     """
 
     def __init__(self, using: str) -> None:
@@ -73,7 +72,7 @@ class Listener:
             if self._is_armed:
                 return self._hear(min(seconds, DEAF))
             self._is_armed = database.raise_flag(self.using)
-            self._listen(self._is_armed)  # else senders would wake this backend, too
+            self._set_listening(self._is_armed)  # else senders would wake this backend, too
             if self._is_armed:
                 return {""}  # for what was sent between the last look and now
         stop.wait(seconds)
@@ -88,7 +87,7 @@ class Listener:
             self._was_for_nothing = True
         return told
 
-    def note_served(self) -> None:
+    def note_useful_wake(self) -> None:
         self._was_for_nothing = False
 
     def disarm(self) -> None:
@@ -99,7 +98,7 @@ class Listener:
     def close(self) -> None:
         self.disarm()
         if self._connection is not None and self._connection is database.raw_connection(self.using):
-            self._listen(False)
+            self._set_listening(False)
         self._connection = None
 
     def _follow_connection(self) -> bool:
@@ -111,7 +110,7 @@ class Listener:
                 self._connection = raw
         return self._connection is not None
 
-    def _listen(self, wanted: bool) -> None:
+    def _set_listening(self, wanted: bool) -> None:
         if wanted != self._is_listening:
             database.set_listening(self.using, wanted)
             self._is_listening = wanted
@@ -131,7 +130,6 @@ class Maker(Protocol):
 
 class Dispenser:
     """A dispenser of one process: `run` until told to stop, or `run_once`, then `leave`.
-
     Released attempts that the `maker` begins are made here, and the others go to `publish`.
     `settings` gives the book of its settings; `name` is what others know it by.
     """
@@ -234,7 +232,7 @@ class Dispenser:
         return self._seconds_to_next_turn()
 
     def _wants_pass(self, group: RuleGroup) -> bool:
-        """Whether a pass is due, or there is more room than calls were left for; and any."""
+        """Whether a pass is due, and there is room. More than the last one left wants one soon."""
         is_short = group.next_look.on_room
         if self.maker is None or not (is_short or group.is_due(time.monotonic())):
             return group.is_due(time.monotonic())
@@ -244,7 +242,7 @@ class Dispenser:
         return group.is_due(time.monotonic()) and room.most >= 1
 
     def _do_apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
-        """Do it. A fault in one group stops no other; a database that is away stops all."""
+        """Do it. A fault puts the group off, and no other; a database that is away stops all."""
         try:
             work(group)
         except (DatabaseError, InterfaceError):
@@ -319,7 +317,7 @@ class Dispenser:
         for group in self.groups.values():
             if group.rests and not rules.isdisjoint(group.rules):
                 group.wake()
-                self._listener.note_served()
+                self._listener.note_useful_wake()
 
     def _poll_answers(self) -> None:
         """Serve the groups at once that wait for an answer, where the ledger has news of them."""
@@ -393,10 +391,7 @@ def name_of_process(pid: int) -> str:
 
 
 class Membership:
-    """A dispenser among the others: it gives signs of life, and goes by the settings that are in
-    force. Where the database has forgotten a sign of life, its ledger is not to be trusted, and
-    everything is held.
-    """
+    """A dispenser among the others: it gives signs of life, and goes by what is in force."""
 
     def __init__(self, using: str, name: str, settings: Callable[[], Book]) -> None:
         self.using, self.name, self.settings = using, name, settings
@@ -436,6 +431,7 @@ class Membership:
             self.party.leave()
 
     def _give_sign(self) -> None:
+        """Give one. Where the last is forgotten, the ledger is not trusted: everything is held."""
         last = self._last_sign
         if last is not None and has_database_gone_back(self.using, self.name, last):
             hold_everything(self.using)
@@ -444,9 +440,7 @@ class Membership:
 
 
 def stand_by(using: str, dispenser: Dispenser) -> None:
-    """Beat's task beside a dispenser of its own process: release nothing until that falls silent or
-    ends. Takes back what this task's own dispenser, which may have run before, holds of the limits.
-    """
+    """Have beat's task release nothing, hold no limits, and give a sign of life now and then."""
     if dispenser.membership.book is not None:
         dispenser.leave()
     now = time.monotonic()
@@ -492,7 +486,7 @@ def note_dispenser_gone(using: str, name: str) -> None:
 
 
 def has_other_dispensers(using: str, name: str) -> bool:
-    """Whether there are other dispensers than this, or were while such are remembered."""
+    """Whether others than this dispenser run, or have run and are remembered."""
     return tables.dispensers(using).exclude(pk=name).exists()
 
 

@@ -187,8 +187,8 @@ def _make_result(
     return Result(job, outcome, status, why=why, error=why if error is None else error, **columns)
 
 
-def is_ending(call: EndingCall | None, number: int) -> bool:
-    """Whether a call is free, and still waits for its attempt of this number."""
+def awaits_attempt(call: EndingCall | None, number: int) -> bool:
+    """Whether a call still waits for its attempt of this number; None, locked or gone, does not."""
     return call is not None and call.status in Move.RECORD.sources and call.last_attempt == number
 
 

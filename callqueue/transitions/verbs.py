@@ -94,7 +94,7 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
 
 
 def tell(using: str, rows: Sequence[Row]) -> int:
-    """Write when open attempts were sent, if still their worker's; the count. Rows: pk, worker."""
+    """Write sent_at of open attempts still their worker's; the count. Rows: pk, worker, sent_at."""
     return _update_if_own(using, rows)
 
 
@@ -112,7 +112,7 @@ def record(
     ended = [
         ends.with_later_changes(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
         for one in results
-        if ends.is_ending(locked.calls.get(one.job.call.id), one.job.attempt.number)
+        if ends.awaits_attempt(locked.calls.get(one.job.call.id), one.job.attempt.number)
     ]
     database.update_each(tables.CallQueue, using, ended)
     others = [one for one in results if one.job.call.id not in locked.calls]
@@ -154,7 +154,7 @@ def end_deferred(using: str) -> int:
         ended = [
             ends.with_later_changes(_from_json(row), free[row.call_id])
             for row in rows
-            if ends.is_ending(free.get(row.call_id), row.number)
+            if ends.awaits_attempt(free.get(row.call_id), row.number)
         ]
         database.update_each(tables.CallQueue, using, ended)
         return ended
@@ -267,8 +267,8 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
 
 
 def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
-    """End these calls by a move that has one end, and announce them; those that nobody had locked.
-    `by`: the column that makes them overdue, which must not have changed meanwhile.
+    """End these calls by a move that has one end, and announce them; the ids of those that nobody
+    had locked. `by`: the column that makes them overdue, which must not have changed meanwhile.
     """
     seen = dict(overdue.values_list("pk", by))
     if not seen:
@@ -302,9 +302,7 @@ def fail(using: str, reasons: Mapping[int, str]) -> None:
 
 
 def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
-    """Send these calls once more, those that the move may start from; the count. A call is left out
-    while another unfinished call carries its unique key.
-    """
+    """Requeue what the move starts from, unless another unfinished call has its key; the count."""
     count = untimed(using, lambda: _requeue(using, pks, move))
     if count:
         events.emit("call_requeued", calls=count, first=pks[0])
@@ -323,9 +321,9 @@ def cancel(using: str, pks: Sequence[int]) -> int:
 
 
 def end_unknown(using: str, call: CallQueue, status: int, why: str) -> bool:
-    """End it DONE or FAILED, as the rule's hook said, and announce it; False: it has gone on."""
+    """End a call DONE or FAILED, as the rule's hook said, announced; False: it has gone on."""
     columns = {**columns_of_end(status), "error_message": why[:LONGEST_MESSAGE]}
-    changed = bool(_still_unknown(using, call).update(**columns))
+    changed = bool(_row_if_unknown(using, call).update(**columns))
     if changed:
         callbacks.log_and_announce(using, [call.pk], status)
     return changed
@@ -341,7 +339,7 @@ def requeue_unknown(using: str, call: CallQueue, after: float) -> bool:
         columns |= {"due_at_dt": due, "ready": False}
 
     def work() -> bool:
-        is_unsettled = _still_unknown(using, call).exists()
+        is_unsettled = _row_if_unknown(using, call).exists()
         return is_unsettled and bool(_requeue(using, [call.pk], Move.RECONCILE, columns))
 
     if changed := untimed(using, work):
@@ -371,7 +369,7 @@ _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at":
 def _requeue(
     using: str, pks: Sequence[int], move: Move, columns: Mapping[str, Any] | None = None
 ) -> int:
-    """Make them NEW, with these columns; the count. No permits: their code has gone on."""
+    """Make calls NEW, with these columns; the count. No permits: their code has gone on."""
     calls, as_new = tables.calls(using), {**_columns_of_new(), **(columns or {})}
     found = lock_calls_to_change(using, pks, "unique_key", "status", "method")
     keys = [
@@ -431,7 +429,7 @@ def _void_locked(using: str, attempt_ids: Sequence[int]) -> None:
     )
 
 
-def _still_unknown(using: str, call: CallQueue) -> Any:
+def _row_if_unknown(using: str, call: CallQueue) -> Any:
     unknown = tables.calls(using).filter(status__in=Move.RECONCILE.sources)
     return unknown.filter(pk=call.pk, last_attempt=call.last_attempt)
 

@@ -223,7 +223,7 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
     group = dispenser.groups["r",]
     dispenser._listener = listener = Mock()
     dispenser._wake_groups({"r"})
-    assert listener.note_served.called, "it was no word for nothing"
+    assert listener.note_useful_wake.called, "it was no word for nothing"
     dispenser.tick()
     send("r")
     group.look_at, dispenser._poll_at = time.monotonic() + 60, 0.0

@@ -36,7 +36,7 @@ from callqueue import (
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser, give_sign_of_life, note_dispenser_gone
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
-from callqueue.dispatch.release_pass import Begun, Taker, ensure_states, release
+from callqueue.dispatch.release_pass import Begun, Taker, ensure_state_rows, release
 from callqueue.exceptions import InvalidCall
 from callqueue.execution import claim, flight, process, recorder, request
 from callqueue.ledger import ledger_time
@@ -168,7 +168,7 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
     consumes("here")
     rules({"DISPENSER": {"IN_WORKERS": 1}}, r=Rule(queues="here", limits=[SlidingWindow("9/s")]))
     others = send("r")
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     release("default", ["r"])
     claim.begin("default", [others.attempts.get().pk], "another")
     send("r"), send("r")
@@ -231,7 +231,7 @@ def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule_by_its_name_or_th
 
 def begin() -> list[Job]:
     """A pass of this process over rule r; the jobs that it has to make then."""
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     begun = release("default", ["r"], taker=Taker("me", claim.READS)).begun
     return [] if begun is None else claim.take_begun("default", begun.rows, begun.reading)
 
@@ -298,7 +298,7 @@ def test_what_is_composed_meanwhile_is_sent_and_recorded_once_it_is_begun_for_ce
         return clear
 
     rules(r=Rule())
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     send("r")
     with pytest.raises(OperationalError) if what == "is undone" else nullcontext():
         release("default", ["r"], taker=Taker("me", claim.READS, take))
