@@ -41,6 +41,7 @@ class CallQueueBackend(BaseTaskBackend):
     """Tasks wait in the table under the limits of a rule: the one that OPTIONS["rules"] gives for
     the task's queue_name, else the rule that is named as the queue, else OPTIONS["rule"], else
     "default".
+
     OPTIONS["key"] and OPTIONS["cost"] may be callables or dotted paths `(task, args, kwargs) ->`
     the call's key, its cost; OPTIONS["using"] is a database's alias. An exception is a failed
     attempt, retried as the rule's Retry says.

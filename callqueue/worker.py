@@ -134,7 +134,7 @@ class Releaser:
         return alive.BUSY if time.monotonic() - began > LONG else alive.WORKER
 
     def end(self, seconds: float | None = None) -> None:
-        """Release no more, and wait for what is being released, so long at most."""
+        """Release no more; wait for what is being released, LEAVING or so many seconds at most."""
         self._ends = True
         self._stop.set()
         if self.is_releasing:

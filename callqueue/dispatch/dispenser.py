@@ -404,7 +404,7 @@ class Membership:
 
     @property
     def book(self) -> Book | None:
-        return self.party.book
+        return self.party.book  # None before it has joined
 
     def heartbeat(self) -> None:
         """Give a sign of life, and one of its opinion; note whether others' have changed."""

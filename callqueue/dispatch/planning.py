@@ -1,4 +1,4 @@
-"""Which candidates a pass releases, by which queue, and for which slot to come: in memory."""
+"""Which candidates a pass releases, by which queue and for which slot; how many fit. In memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan(
     A call that waits for a budget shuts it for those behind it, so that a costly call is not
     starved by cheap ones. One that waits for room with its maker shuts nothing: another process may
     have some. `served`: when each rule was served last (a running number). `room_of_workers`: by
-    rule and queue, how many attempts its workers have room for, where that is not for any.
+    rule and queue, how many attempts workers have room for; what is not in it, for any number.
     """
     planner = _Planner(account, held, room, room_of_workers or {})
     queues = {rule: deque(listed) for rule, listed in candidates.items()}

@@ -306,11 +306,10 @@ def release(
 ) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing, and
     once it is committed nothing is done that could fail: what is begun is on its way by then.
-
-    `book`: what is in force, and the settings whose calls may be released. `last`: how many passes
-    before had no success. `room`: of whoever makes the calls; `taker`: who does, where that is
-    this process. `own_call`: one of its own, for whose sake the pass is. Nothing is released where
-    another dispenser holds the group, or the book is not what is in force.
+    `book`: what is in force (None: it is read here), and the settings whose calls may be released.
+    `last`: how many passes before had no success. `room`: of whoever makes the calls; `taker`: who
+    does, where that is this process. `own_call`: one of its own, for whose sake the pass is.
+    Nothing is released where another dispenser holds the group, or the book is not in force.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _agreed_watch(using), int(min(batch, room.most))

@@ -215,6 +215,7 @@ class KeysInTurn:
         ready_calls.save_turns(self.using, served, self._blocked, self._spent)
 
     def _wakes_at(self) -> Us | None:
+        """When the first key of the rules that were looked at may go again; None: nobody knows."""
         instants = [ready_calls.next_wake(self.using, self.rules)]
         for tallies in self.account.tallies.values():
             if tallies.limit.is_keyed and not set(tallies.budget.rules).isdisjoint(self.rules):

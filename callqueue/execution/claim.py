@@ -1,5 +1,4 @@
 """Begin: takes released attempts for this worker, and reads what is needed to make their calls.
-
 An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or
 deleted is left out; so is one that somebody has locked, rather than to let the others wait. One
 statement reads, and brings the database's clock along; another takes what was read.

@@ -226,7 +226,7 @@ def verdict(
     """
     if 200 <= status < 300:
         return Succeeded()
-    plain, why = _normalised(headers), _status_phrase(status)
+    plain, why = _plain_headers(headers), _status_phrase(status)
     if _is_throttled(status, plain):
         return _hold_by_headers(why, headers, now=now, max_hold=max_hold)
     if status in retry_statuses:
@@ -240,7 +240,7 @@ def advice_of_retry_after(headers: Mapping[str, str], *, now: datetime, max_hold
     """Retry-After (RFC 9110 section 10.2.3): seconds, or an HTTP date, which counts from the
     answer's own sane Date, since the provider's clock wrote both.
     """
-    plain = _normalised(headers)
+    plain = _plain_headers(headers)
     if not (value := plain.get("retry-after")):
         return Advice()
     wait = _parse_number(value)
@@ -255,7 +255,7 @@ def advice_of_rate_limits(headers: Mapping[str, str], *, now: datetime, max_hold
     A family is the headers that differ only in remaining or reset: X-RateLimit-*, RateLimit-*,
     x-ratelimit-*-tokens. A reset is seconds, an epoch or a date.
     """
-    plain = _normalised(headers)
+    plain = _plain_headers(headers)
     is_used_up, resets = dict[str, bool](), dict[str, float]()
     for name, value in plain.items():
         if not _FAMILY.search(name):
@@ -268,13 +268,13 @@ def advice_of_rate_limits(headers: Mapping[str, str], *, now: datetime, max_hold
     return _clamp(max(waits), max_hold) if waits else Advice()
 
 
-def _normalised(headers: Mapping[str, str]) -> dict[str, str]:
+def _plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {str(name).lower(): str(value).strip()[:_LONGEST] for name, value in headers.items()}
 
 
-def _is_throttled(status: int, normalised: Mapping[str, str]) -> bool:
+def _is_throttled(status: int, plain: Mapping[str, str]) -> bool:
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return bool(normalised.get("retry-after"))
+        return bool(plain.get("retry-after"))
     return status == HTTPStatus.TOO_MANY_REQUESTS
 
 
@@ -313,9 +313,9 @@ def _parse_number(value: str) -> float | None:
     return float(value) if _NUMBER.fullmatch(value) else None
 
 
-def _their_clock(normalised: Mapping[str, str], now: datetime) -> datetime:
+def _their_clock(plain: Mapping[str, str], now: datetime) -> datetime:
     """The provider's clock: the answer's Date, unless it is more than a day from ours."""
-    now, date = _aware(now), _parse_date(normalised.get("date", ""))
+    now, date = _aware(now), _parse_date(plain.get("date", ""))
     return date if date is not None and abs((date - now).total_seconds()) <= _CLOCKS_APART else now
 
 

@@ -1,5 +1,4 @@
 """Record: writes what came of attempts that are still this worker's own, and has it announced.
-
 Attempts and calls are written in one transaction, a statement each for any number, tried again for
 as long as a lease runs. A call that somebody has locked is not waited for.
 """

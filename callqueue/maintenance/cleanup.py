@@ -49,7 +49,9 @@ def clean(
     `vacuum_full` locks the tables against all use while they are rewritten.
     """
     if dry_run:
-        return database.persist(using, lambda: _count_all(using, older_than), during="cleanup")
+        return database.persist(
+            using, lambda: _count_all_to_go(using, older_than), during="cleanup"
+        )
     cleaned = Cleaned()
     database.persist(
         using, lambda: _prune(using, older_than, batch_size, cleaned, progress), during="cleanup"
@@ -71,7 +73,8 @@ def overdue_for(using: str) -> timedelta:
     return late
 
 
-def _count_all(using: str, older_than: timedelta | None) -> Cleaned:
+def _count_all_to_go(using: str, older_than: timedelta | None) -> Cleaned:
+    """What a cleanup would delete; of the attempts those alone whose calls are gone already."""
     calls = _count_overdue_calls(using, older_than)
     return Cleaned(
         calls=calls,

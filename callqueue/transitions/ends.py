@@ -98,7 +98,7 @@ class Result:
     def stamp(
         self, ended_at: datetime, ended_mono: Mono, sent_at: datetime | None = None
     ) -> Result:
-        """This result, ended then."""
+        """This result, ended then, and sent then if that is known."""
         self.ended_at, self.ended_mono, self.sent_at = ended_at, ended_mono, sent_at
         return self
 
@@ -162,7 +162,7 @@ def after_loss(job: Job, why: str, now: datetime) -> Result:
 def after_giving_up(
     job: Job, why: str, outcome: str = states.GAVE_UP, error: str | None = None
 ) -> Result:
-    """No retry can help. `outcome`: how the attempt ended; voided, it is not charged."""
+    """No retry can help. `outcome`, `error` (None: `why`): the attempt's; voided: not charged."""
     failed = job.call.failed_count + 1
     return _make_result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
 
