@@ -232,7 +232,7 @@ class Dispenser:
         return self._seconds_to_next_turn()
 
     def _wants_pass(self, group: RuleGroup) -> bool:
-        """Whether a pass is due, and there is room. More than the last one left wants one soon."""
+        """Whether a pass is due, and there is room. One is due soon where there is more by now."""
         is_short = group.next_look.on_room
         if self.maker is None or not (is_short or group.is_due(time.monotonic())):
             return group.is_due(time.monotonic())

@@ -138,7 +138,7 @@ def defer_ends(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]
 
 
 def end_deferred(using: str) -> int:
-    """End calls that `defer_ends` kept, whose rows are free and not gone on; the count."""
+    """Write and announce what `defer_ends` kept of calls that are free, and wait yet; the count."""
     kept = tables.BelatedEnding.objects.using(using)
     ids = list(kept.order_by("pk").values_list("pk", flat=True)[:MOST_DEFERRED])
     if not ids:
