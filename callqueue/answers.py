@@ -68,7 +68,7 @@ def answer_of(attempt: Any, unreadable: Mapping[str, str]) -> Answer | None:
     if unreadable in (attempt.response_headers, {"$unreadable": text}):
         text, form = "", WITHHELD
     headers = CaseInsensitiveMapping(attempt.response_headers or {})
-    body = unpacked(text, form)
+    body = unpack_body(text, form)
     is_scrubbed = form in (SCRUBBED, SCRUBBED_CUT)
     return Answer(
         status=attempt.response_status,
@@ -83,7 +83,7 @@ def answer_of(attempt: Any, unreadable: Mapping[str, str]) -> Answer | None:
     )
 
 
-def packed(content: bytes, charset: str | None, *, is_cut: bool) -> tuple[str, str]:
+def pack_body(content: bytes, charset: str | None, *, is_cut: bool) -> tuple[str, str]:
     """The bytes as text, and its form. Where they are cut, a character that is not whole is left
     off. As in `texts.decoded`, a claim of Latin-1 is the last that is tried.
     """
@@ -98,8 +98,8 @@ def packed(content: bytes, charset: str | None, *, is_cut: bool) -> tuple[str, s
     return b64encode(content).decode("ascii"), BASE64
 
 
-def unpacked(text: str, form: str) -> bytes:
-    """The bytes that `packed` was given; those of the text, where its form gives none back."""
+def unpack_body(text: str, form: str) -> bytes:
+    """The bytes that `pack_body` was given; those of the text, where its form gives none back."""
     if form == BASE64:
         return b64decode(text)
     codec = "utf-8" if form in (UTF_8, SCRUBBED, SCRUBBED_CUT) else form

@@ -133,12 +133,14 @@ class CallQueueBackend(BaseTaskBackend):
         """Tell the listeners of task_finished what will be recorded, if no more attempts follow."""
         is_last = isinstance(outcome, RetryLater) and context.is_last
         if is_last or isinstance(outcome, Succeeded | GiveUp):
-            _set(result, finished_at=database.clock(self.options.get("using") or "default"))
+            _set_fields(result, finished_at=database.clock(self.options.get("using") or "default"))
             if isinstance(outcome, Succeeded):
-                _set(result, status=TaskResultStatus.SUCCESSFUL, _return_value=outcome.result)
+                _set_fields(
+                    result, status=TaskResultStatus.SUCCESSFUL, _return_value=outcome.result
+                )
             else:
                 result.errors.append(_task_error(outcome.why))
-                _set(result, status=TaskResultStatus.FAILED)
+                _set_fields(result, status=TaskResultStatus.FAILED)
             task_finished.send(sender=type(self), task_result=result)
         return outcome
 
@@ -181,7 +183,7 @@ class CallQueueBackend(BaseTaskBackend):
             worker_ids=[attempt.worker for attempt in attempts],
         )
         if call.status == states.DONE and last is not None and last.response_body:
-            _set(result, _return_value=json.loads(last.response_body))
+            _set_fields(result, _return_value=json.loads(last.response_body))
         return result
 
 
@@ -216,7 +218,7 @@ def _as_json(value: Any, context: Context) -> Any:
     return value
 
 
-def _set(result: TaskResult[..., Any], **values: Any) -> None:
+def _set_fields(result: TaskResult[..., Any], **values: Any) -> None:
     """Write a result's fields: results are frozen, but for their backend."""
     for name, value in values.items():
         object.__setattr__(result, name, value)

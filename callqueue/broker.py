@@ -48,7 +48,7 @@ def send(
 ) -> None:
     """Send a task's message, to `queue` or where the task and CELERY_TASK_ROUTES say. After `lasts`
     seconds a broker that knows message TTLs drops it, by its own clock; after `expires` a worker
-    does, by the worker's. Raises whatever the broker said, or that it said nothing.
+    does, by its own. Raises what the broker said, or LeftBehind where it said nothing.
     """
     given = {"queue": queue or None, "expiration": lasts, "expires": expires}
     options = {name: value for name, value in given.items() if value is not None}
@@ -64,7 +64,7 @@ def database_kwargs(using: str) -> dict[str, Any]:
 
 
 def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-    """Send it in a thread, soon; at once where tasks run eagerly. A refused one is dropped."""
+    """Send a task in a thread, soon, or run it `in_this_process`; what is refused is dropped."""
     from celery import current_app
 
     if current_app.conf.task_always_eager and not is_in_this_process():
@@ -129,7 +129,7 @@ def is_in_this_process() -> bool:
     return bool(_here)
 
 
-def is_set_up() -> bool:
+def is_celery_set_up() -> bool:
     """Whether the project's Celery application is the current one; else nothing reads CELERY_..."""
     from celery import current_app
 
@@ -182,7 +182,7 @@ def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
     A task with an `apply_async` of its own is left to it, and may take somewhat longer. While tasks
     run eagerly, and in a transaction, of which another thread sees nothing, it takes its time.
     """
-    task = registered(app, name) if app.conf.task_always_eager else app.tasks.get(name)
+    task = registered_task(app, name) if app.conf.task_always_eager else app.tasks.get(name)
     if task is None:
         _within_patience(app, lambda **how: app.send_task(name, args, **how))
     elif app.conf.task_always_eager or (sends_itself(app, name) and database.in_any_transaction()):
@@ -200,7 +200,7 @@ def queue_of(app: Any, name: str, queue: str = "") -> str:
     return str(getattr(found, "name", found))
 
 
-def registered(app: Any, name: str) -> Any:
+def registered_task(app: Any, name: str) -> Any:
     """The task of this name in this process, whose tasks are imported first; None where none is."""
     if name not in app.tasks:
         import_tasks(app)
@@ -211,7 +211,7 @@ def registered(app: Any, name: str) -> Any:
 def import_tasks(app: Any) -> None:
     """Import what the application's workers do; without one, the apps' `tasks` modules."""
     app.loader.import_default_modules()
-    if not is_set_up():
+    if not is_celery_set_up():
         autodiscover_modules("tasks")
 
 
@@ -220,7 +220,7 @@ def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -
     the project has none. What takes longer is left to itself, and it and what exits are taken as
     sent: who takes a message from a broker does so before he runs it.
     """
-    task = registered(app, name)
+    task = registered_task(app, name)
     if task is None:
         raise LookupError(f"there is no task {name!r} in this process")
     try:
@@ -266,7 +266,7 @@ def _send_by_pool(app: Any, send: Callable[..., Any], used: list[Any]) -> None:
 
 
 def _drop_connection(producer: Any) -> None:
-    """Close its connection; a polite close of a blocked one would wait for ever."""
+    """Close a producer's connection; a polite close of a blocked one would wait for ever."""
     producer.connection.collect(socket_timeout=0.1)
 
 

@@ -12,7 +12,7 @@ from django.db import connections, router
 from django.utils.module_loading import autodiscover_modules, import_string
 
 from callqueue import conf, database, tables
-from callqueue.broker import confirms_messages, is_set_up
+from callqueue.broker import confirms_messages, is_celery_set_up
 from callqueue.limits.rules import Rule
 from callqueue.security.addresses import address_refusal
 from callqueue.texts import documentation_page
@@ -104,7 +104,7 @@ def _check_time_zone() -> Found:
 
 def _check_application() -> Found:
     """callqueue.W003: CELERY_... settings are there, and no Celery application that reads them."""
-    if not is_set_up() and any(name.startswith("CELERY_") for name in dir(settings)):
+    if not is_celery_set_up() and any(name.startswith("CELERY_") for name in dir(settings)):
         yield Warning(
             "the project's Celery application is not loaded: CELERY_... settings are not read, and "
             "messages go to Celery's default broker",
@@ -136,7 +136,7 @@ def _check_queued_tasks(config: conf.Config) -> Found:
 
     from callqueue.integrations.queued_task import QueuedTask
 
-    if not is_set_up():
+    if not is_celery_set_up():
         return
     with suppress(ImportError):  # said better by whoever imports it
         autodiscover_modules("tasks")  # not by Celery's loader, which itself runs all checks

@@ -1,6 +1,4 @@
-"""Makers: they make in this process what its dispenser releases, all of it or a part, by the
-threads of the process's flight, as the calls of messages are made.
-"""
+"""Makers: they make in this process, by its flight, what its dispenser releases, or a part."""
 
 from __future__ import annotations
 

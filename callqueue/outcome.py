@@ -1,5 +1,4 @@
 """What an attempt's end means: four outcomes, as plain values, of handlers and `classify`. Pure.
-
 A `why` may be anything that has words, such as the error that was caught: it is kept as text.
 """
 

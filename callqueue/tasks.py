@@ -37,7 +37,7 @@ def make_api_call(
     request = make_api_call.request
     if request.is_eager or request.called_directly:
         return executor.execute(using, ids)
-    return (process.make_here if here else process.take)(using, ids, make_api_call)
+    return (process.make_here if here else process.take_attempts)(using, ids, make_api_call)
 
 
 def _valid_ids(given: Sequence[Any]) -> list[int]:
@@ -94,9 +94,7 @@ def announce(
     facts: dict[str, Any] | None = None,
     **newer: Any,
 ) -> int:
-    """Announce the ends of these calls, by signals and callbacks; the count of those announced. Of
-    an event that is no call's end, send the signal.
-    """
+    """Send the event's signal, if any; announce the ends of these calls; the count of announced."""
     events.send_signal_of(event, facts or {})
     if not call_ids:
         return 0

@@ -1,9 +1,8 @@
 """A Celery worker that releases calls, and makes some of them at once, while no dispenser process
-does: `celery worker` alone is a working system.
-
-One process of all workers does so at a time: of one worker's, the one that has its seat, a lock of
-the operating system's, which is free as soon as its holder is dead; of several workers, see
-`alive.is_outranked`. A process that computes, or is stopped, loses the seat to one that does not.
+does: `celery worker` alone is a working system. One process of all workers does so at a time: of
+one worker's, the one that has its seat, a lock of the operating system's, which is free as soon as
+its holder is dead; of several workers, see `alive.is_outranked`. A process that computes, or is
+stopped, loses the seat to one that does not.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import conf, events, texts
 from callqueue.dispatch.chores import HEARTBEAT, Chore
-from callqueue.dispatch.dispenser import Dispenser, name_of_process
+from callqueue.dispatch.dispenser import Dispenser, name_of_process, note_dispenser_gone
 from callqueue.dispatch.publisher import MAKE_API_CALL
 from callqueue.execution import process
 from callqueue.ledger import ledger_time
 from callqueue.look import alive
-from callqueue.maintenance import recovery
 from callqueue.maker import WorkersMaker, is_consumed
 from callqueue.models import CallQueue
 
@@ -50,7 +48,6 @@ LEAVING = 20.0  # seconds for which a process that ends waits for what it releas
 
 class Seat:
     """Of a worker's processes one at a time has it. To be made before they are forked off.
-
     A process that has seat number n locks the byte n. One that is stopped, hangs or computes keeps
     its lock, but another may take the next number: only the last one counts.
     """
@@ -137,7 +134,7 @@ class Releaser:
         return alive.BUSY if time.monotonic() - began > LONG else alive.WORKER
 
     def end(self, seconds: float | None = None) -> None:
-        """Release no more, and wait for what is being released, so long at most."""
+        """Release no more; wait for what is being released, LEAVING or so many seconds at most."""
         self._ends = True
         self._stop.set()
         if self.is_releasing:
@@ -229,7 +226,7 @@ def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
         is_workers = sign.kind in (alive.WORKER, alive.BUSY) and sign.name != seat.name
         is_here = is_workers and host == texts.host_name() and sign.at <= latest
         if is_here and not _is_running(int(rest.split(":")[0]), seat.worker):
-            recovery.take_leave(using, sign.name)
+            note_dispenser_gone(using, sign.name)
 
 
 def _is_running(pid: int, own_pid: int) -> bool:
@@ -288,7 +285,7 @@ def _worker_has_ended(**_: Any) -> None:
     """Take leave: others need not wait for its silence, and perhaps no process had the seat."""
     if _seat is not None and _is_to_release_here():
         with suppress(DatabaseError, InterfaceError):
-            recovery.take_leave(str(CallQueue.objects.db_for_write), _seat.name)
+            note_dispenser_gone(str(CallQueue.objects.db_for_write), _seat.name)
 
 
 def _task_begins(task_id: str, task: Any, kwargs: Any, **_: Any) -> None:

@@ -41,7 +41,7 @@ def trusted_count(lease: float) -> int:
 def rooms_of_workers(
     account: Account, candidates: Mapping[str, Sequence[Candidate]]
 ) -> tuple[dict[tuple[str, str], int], bool]:
-    """By rule and queue, room for attempts where workers may be behind; whether that is short."""
+    """By rule and queue, room for attempts where workers may be behind; whether calls exceed it."""
     lease = conf.current().release_lease
     rooms: dict[tuple[str, str], int] = {}
     is_short = False
@@ -73,7 +73,7 @@ def _may_lack_workers(
 
 
 def workers_may_be_behind(open_attempts: int) -> bool:
-    """An account may know of no more than a sample of the open attempts."""
+    """Whether as many are open as go on trust, or all that an account may know of: its sample."""
     return open_attempts >= min(trusted_count(conf.current().release_lease), KNOWN)
 
 
@@ -148,7 +148,7 @@ def choose(
         for rule in account.rules
         if rule in account.book.settings.rules
         and not held.blocking_hold(rule)
-        and finder.concerns(rule)
+        and finder.looks_at(rule)
     }
     candidates, unfit = _split_unfit({rule: one.calls for rule, one in found.items()}, account.book)
     rooms, is_short = rooms_of_workers(account, candidates)
@@ -184,8 +184,8 @@ class _Finder:
     sake: tuple[str, int] | None
     room: Room = ROOMY
 
-    def concerns(self, rule: str) -> bool:
-        """Whether calls of the rule may go before the one, if any, that the pass is for."""
+    def looks_at(self, rule: str) -> bool:
+        """Whether calls of the rule may go before the one, if any, for whose sake the pass is."""
         rules = self.account.book.rules
         return self.sake is None or rules[rule].priority >= rules[self.sake[0]].priority
 
@@ -197,7 +197,7 @@ class _Finder:
         count = planning.room_of_rule(self.account, rule, self.batch, queues)
         if not count:
             return _Found([], is_limited=True)
-        wanted = self._no_more_than_fit(rule, count)
+        wanted = self._count_to_look_for(rule, count)
         calls, wait = self._next_candidates(rule, wanted)
         is_full = len(calls) >= self.batch
         if rule in self.keys.in_turn:
@@ -205,8 +205,8 @@ class _Finder:
         is_limited = count < self.batch and len(calls) >= count
         return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
 
-    def _no_more_than_fit(self, rule: str, count: int) -> int:
-        """The count; with other units, one more than fit if all cost as the first, locked here."""
+    def _count_to_look_for(self, rule: str, count: int) -> int:
+        """The count; with other units, one more than fit at the first's cost, which it locks."""
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count

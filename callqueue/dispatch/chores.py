@@ -1,8 +1,8 @@
 """What a dispenser does besides releasing: a table of chores, each with how often it is done.
 
-The loop does those of a few statements itself. The others are done aside, each in a thread of its
-own: one that hangs keeps back nobody. One that fails says so, and has its next turn later.
-`run_once` does all of them itself, one after the other.
+The loop does those of a few statements itself, and has the others done aside, each in a thread of
+its own: one that hangs keeps back nobody. `run_once` does all of them itself. One that fails says
+so, and has its next turn later.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Chores:
             chore.put_off(error)
 
     def _do(self, chore: Chore, *, again: bool = True) -> None:
-        """Do it. Raises where the database is away, or somebody's transaction around it broken."""
+        """Do or put it off. Raises where the database is away, or the transaction around broken."""
         connection = database.raw_connection(self.using)
         try:
             chore.do()
@@ -169,7 +169,7 @@ class Chores:
             sums.bring_up_to_date(self.using)
 
     def _gather_keys(self) -> None:
-        """Find the keys of which nobody gave news; forget the news that no pass takes."""
+        """Give the news of keys that nobody gave; forget the news that no pass takes."""
         book = settings.book_in_force(self.using)
         names = list(book.budgets)
         held = holds.in_force(self.using, names, ledger_time.now(self.using))

@@ -1,8 +1,8 @@
 """Releases calls exactly as fast as every limit of their rules allows, whoever else is releasing.
 
 The loop of a process sleeps until a slot opens, an answer comes or a call becomes due, makes a
-pass, and has published what that released. Any number may run. Nothing that may take its time is
-done in the loop: messages, the project's own code and sums have threads beside it.
+pass, and has published what that released. Any number may run, each with its signs of life. What
+may take its time is done beside the loop, in threads: messages, the project's own code, sums.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Protocol
 
 from celery import current_app
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import broker, clocks, conf, database, events, texts
+from callqueue import broker, clocks, conf, database, events, tables, texts
+from callqueue.database import MICROSECOND, from_us
 from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import NO_ROOM, ROOMY, Room, RuleGroup
 from callqueue.dispatch.publisher import DOUBT, Outbox, must_publish_first
 from callqueue.dispatch.release_pass import Pass, Taker, release, tell_of_unfit
-from callqueue.ledger import account, ledger_time, ready_calls
-from callqueue.ledger.settings import Party
+from callqueue.ledger import account, holds, ledger_time, ready_calls, tallies
+from callqueue.ledger.settings import Party, book_in_force
 from callqueue.limits import in_force
 from callqueue.limits.budgets import Book
 from callqueue.look.alive import BEAT, RUN, STEADY
-from callqueue.maintenance import recovery
+from callqueue.maintenance import cleanup
 
 SHORT = 0.01  # seconds: a shorter wait is not worth being woken from
 DEAF = 0.2  # seconds for which it may not notice that it is to stop
@@ -41,16 +44,18 @@ AWAY = 1.0  # seconds between two looks for a database, or tries with a broker, 
 SENT = 0.025  # seconds between two looks at what is being published
 MINUTE = 60.0  # seconds between two events that say the same
 LEAVING = 5.0  # seconds that one which ends waits for what is done beside its loop
+# for how long somebody may be about it who puts right what was written as the clock jumped
+MENDING = timedelta(seconds=2)
+WENT_BACK = "the database went back in time: what it forgot may still count at the provider"
 _told: dict[str, float] = {}  # by database: when (monotonic) this process said that beat runs
 
 
 class Listener:
     """What a dispenser waits by, in its thread. On PostgreSQL an idle one wakes at the commit of a
-    `send`; elsewhere it just waits.
-
-    A NOTIFY takes a lock that all commits share, so busy senders must not make one each. An idle
-    dispenser holds an advisory lock, and the trigger on calls notifies only meanwhile. A look that
-    is missed (a pooler, another holder) is made up for by the next, POLL seconds later.
+    `send`; elsewhere it just waits. A NOTIFY takes a lock that all commits share, so busy senders
+    must not make one each: an idle dispenser holds an advisory lock, and the trigger on calls
+    notifies only meanwhile. What is missed (a pooler, another holder) is made up for by the next
+    look, POLL seconds later.
     """
 
     def __init__(self, using: str) -> None:
@@ -67,7 +72,7 @@ class Listener:
             if self._is_armed:
                 return self._hear(min(seconds, DEAF))
             self._is_armed = database.raise_flag(self.using)
-            self._listen(self._is_armed)  # else senders would wake this backend, too
+            self._set_listening(self._is_armed)  # else senders would wake this backend, too
             if self._is_armed:
                 return {""}  # for what was sent between the last look and now
         stop.wait(seconds)
@@ -82,7 +87,7 @@ class Listener:
             self._was_for_nothing = True
         return told
 
-    def note_served(self) -> None:
+    def note_useful_wake(self) -> None:
         self._was_for_nothing = False
 
     def disarm(self) -> None:
@@ -93,7 +98,7 @@ class Listener:
     def close(self) -> None:
         self.disarm()
         if self._connection is not None and self._connection is database.raw_connection(self.using):
-            self._listen(False)
+            self._set_listening(False)
         self._connection = None
 
     def _follow_connection(self) -> bool:
@@ -105,7 +110,7 @@ class Listener:
                 self._connection = raw
         return self._connection is not None
 
-    def _listen(self, wanted: bool) -> None:
+    def _set_listening(self, wanted: bool) -> None:
         if wanted != self._is_listening:
             database.set_listening(self.using, wanted)
             self._is_listening = wanted
@@ -125,7 +130,6 @@ class Maker(Protocol):
 
 class Dispenser:
     """A dispenser of one process: `run` until told to stop, or `run_once`, then `leave`.
-
     Released attempts that the `maker` begins are made here, and the others go to `publish`.
     `settings` gives the book of its settings; `name` is what others know it by.
     """
@@ -192,7 +196,7 @@ class Dispenser:
     def wait_until_clock_settles(self, stop: threading.Event) -> None:
         # If the clock has just jumped, only others can have seen it, and they look this often.
         left = ledger_time.watch(self.using).settles_in()
-        if left > 0 and recovery.has_others(self.using, self.name):
+        if left > 0 and has_other_dispensers(self.using, self.name):
             stop.wait(left)
 
     def run_once(self, *, maintain: bool = True) -> int:
@@ -228,7 +232,7 @@ class Dispenser:
         return self._seconds_to_next_turn()
 
     def _wants_pass(self, group: RuleGroup) -> bool:
-        """Whether a pass is due, or there is more room than calls were left for; and any."""
+        """Whether a pass is due, and there is room. One is due soon where there is more by now."""
         is_short = group.next_look.on_room
         if self.maker is None or not (is_short or group.is_due(time.monotonic())):
             return group.is_due(time.monotonic())
@@ -238,7 +242,7 @@ class Dispenser:
         return group.is_due(time.monotonic()) and room.most >= 1
 
     def _do_apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
-        """Do it. A fault in one group stops no other; a database that is away stops all."""
+        """Do it. A fault puts the group off, and no other; a database that is away stops all."""
         try:
             work(group)
         except (DatabaseError, InterfaceError):
@@ -313,7 +317,7 @@ class Dispenser:
         for group in self.groups.values():
             if group.rests and not rules.isdisjoint(group.rules):
                 group.wake()
-                self._listener.note_served()
+                self._listener.note_useful_wake()
 
     def _poll_answers(self) -> None:
         """Serve the groups at once that wait for an answer, where the ledger has news of them."""
@@ -383,23 +387,11 @@ def name_of_process(pid: int) -> str:
     return f"{texts.host_name()}:{pid}:{secrets.token_hex(2)}"
 
 
-def stand_by(using: str, dispenser: Dispenser) -> None:
-    """Beat's task beside a dispenser of its own process: release nothing until that falls silent or
-    ends. Takes back what this task's own dispenser, which may have run before, holds of the limits.
-    """
-    if dispenser.membership.book is not None:
-        dispenser.leave()
-    now = time.monotonic()
-    if now - _told.get(using, -HEARTBEAT) >= HEARTBEAT:
-        _told[using] = now
-        recovery.beat(using, dispenser.name, BEAT)
+# --- A dispenser among the others: its signs of life
 
 
 class Membership:
-    """A dispenser among the others: it gives signs of life, and goes by the settings that are in
-    force. Where the database has forgotten a sign of life, its ledger is not to be trusted, and
-    everything is held.
-    """
+    """A dispenser among the others: it gives signs of life, and goes by what is in force."""
 
     def __init__(self, using: str, name: str, settings: Callable[[], Book]) -> None:
         self.using, self.name, self.settings = using, name, settings
@@ -408,11 +400,11 @@ class Membership:
         self.runs = False  # it goes on running, so that its signs of life prove something
         self.kind, self.broker, self.digest = "", "", ""  # as DispenserState has them
         self._own: Book | None = None
-        self._last_sign: recovery.Sign | None = None
+        self._last_sign: OwnSign | None = None
 
     @property
     def book(self) -> Book | None:
-        return self.party.book
+        return self.party.book  # None before it has joined
 
     def heartbeat(self) -> None:
         """Give a sign of life, and one of its opinion; note whether others' have changed."""
@@ -425,7 +417,7 @@ class Membership:
         if own is self._own and not self.is_outdated:
             return None
         if self._own is None:  # this process may have had a dispenser before
-            self.party.digest = recovery.stated_by(self.using, self.name)
+            self.party.digest = last_digest_of(self.using, self.name)
         self.digest = in_force.digest_of(in_force.opinion_of(own))
         self._give_sign()
         book = self.party.join(own)
@@ -435,12 +427,113 @@ class Membership:
     def leave(self) -> None:
         self.is_outdated, self.digest = True, ""
         with suppress(DatabaseError, InterfaceError):  # one that is away notices by the silence
-            recovery.take_leave(self.using, self.name)
+            note_dispenser_gone(self.using, self.name)
             self.party.leave()
 
     def _give_sign(self) -> None:
+        """Give one. Where the last is forgotten, the ledger is not trusted: everything is held."""
         last = self._last_sign
-        if last is not None and recovery.has_gone_back(self.using, self.name, last):
-            recovery.hold_everything(self.using)
-        sign = recovery.beat(self.using, self.name, self.kind, self.broker, self.digest)
+        if last is not None and has_database_gone_back(self.using, self.name, last):
+            hold_everything(self.using)
+        sign = give_sign_of_life(self.using, self.name, self.kind, self.broker, self.digest)
         self._last_sign = sign if self.runs else None
+
+
+def stand_by(using: str, dispenser: Dispenser) -> None:
+    """Have beat's task release nothing, hold no limits, and give a sign of life now and then."""
+    if dispenser.membership.book is not None:
+        dispenser.leave()
+    now = time.monotonic()
+    if now - _told.get(using, -HEARTBEAT) >= HEARTBEAT:
+        _told[using] = now
+        give_sign_of_life(using, dispenser.name, BEAT)
+
+
+@dataclass(frozen=True)
+class OwnSign:
+    """A sign of life that this process gave, and what the database had by then."""
+
+    at: datetime
+    newest: tuple[int, datetime, str] | None  # attempt then: its id, its release, its rule
+    moved: int = 0  # how far the ledger was
+
+
+def give_sign_of_life(
+    using: str, name: str, kind: str = "", broker: str = "", digest: str = ""
+) -> OwnSign | None:
+    """Write a dispenser's sign. None: it proves nothing later, for a jump that nobody followed."""
+    reading = ledger_time.read(using)
+    has_jumped = ledger_time.watch(using).credited(reading) is None
+    now = from_us(reading.at)
+    rows = tables.dispensers(using)
+    said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}
+    if not rows.filter(pk=name).update(**said):
+        row = tables.DispenserState(name=name, started_at=now, **said)
+        rows.bulk_create([row], ignore_conflicts=True)
+    attempts = tables.attempts(using).order_by("-pk")
+    newest = attempts.values_list("pk", "released_at", "rule").first()
+    return None if has_jumped else OwnSign(now, newest, reading.moved)
+
+
+def last_digest_of(using: str, name: str) -> str:
+    """The digest of the opinion that a dispenser had, when it was heard last."""
+    return tables.dispensers(using).filter(pk=name).values_list("digest", flat=True).first() or ""
+
+
+def note_dispenser_gone(using: str, name: str) -> None:
+    """Write that a dispenser has gone, and holds no opinion any more."""
+    tables.dispensers(using).filter(pk=name).update(digest="")
+
+
+def has_other_dispensers(using: str, name: str) -> bool:
+    """Whether others than this dispenser run, or have run and are remembered."""
+    return tables.dispensers(using).exclude(pk=name).exists()
+
+
+def has_database_gone_back(using: str, name: str, last: OwnSign) -> bool:
+    """Whether the database, as a backup or a copy that lagged, has forgotten a dispenser's last
+    sign. A row that is gone proves nothing where the ledger still has the attempt that was its
+    newest then, or where others may have pruned the row for its age.
+    """
+    seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
+    if seen is None:
+        is_recent = ledger_time.now(using) - last.at < cleanup.dispensers_remembered_for(using)
+        return not _has_attempt(using, last.newest) and is_recent
+    # The clock may have jumped when it was given, and it was put right once somebody knew: as what
+    # was written while he was about it.
+    by = ledger_time.moved(using) - last.moved
+    is_mended = by != 0
+    right = last.at - max(0, by) * MICROSECOND - (MENDING if is_mended else timedelta(0))
+    if seen < right:
+        return True
+    # So was an older one, perhaps, where a server's clock was set back with all that it knows.
+    return is_mended and _has_forgotten_newest(using, last)
+
+
+def _has_forgotten_newest(using: str, last: OwnSign) -> bool:
+    """Whether the attempt that was the newest then is gone, though nobody prunes what may count."""
+    if last.newest is None or _has_attempt(using, last.newest):
+        return False
+    _, released_at, rule = last.newest
+    window = tallies.counting_times(book_in_force(using)).get(rule, tallies.MARGIN)
+    return ledger_time.now(using) - released_at < timedelta(microseconds=window)
+
+
+def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
+    return attempt is not None and bool(
+        tables.attempts(using).filter(pk=attempt[0], released_at=attempt[1]).exists()
+    )
+
+
+def hold_everything(using: str) -> None:
+    """Hold every rule until nothing that the ledger may have forgotten counts any more: a full
+    window of its limits, and a call's longest time. No pause makes this shorter:
+    `control.resume(restored=True)` ends it.
+    """
+    config, book = conf.current(), book_in_force(using)
+    for name, rule in config.rules.items():
+        windows = [budget.limit.window_us for budget in book.budgets[name]]
+        seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)
+        lasts = timedelta(seconds=seconds)
+        holds.lay(using, [name], "rule", "", lasts, WENT_BACK, source="restored")
+    events.emit("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)

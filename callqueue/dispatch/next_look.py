@@ -204,7 +204,7 @@ class RuleGroup:
             self.look_at = until
 
     def notice_answers(self, glances: Mapping[str, Glance]) -> None:
-        """Note, by rule, whether attempts were answered: if so, a pass is wanted at once."""
+        """Want a pass at once where these glances, by rule, show that attempts were answered."""
         seen = [glances[rule] for rule in self.rules]
         open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
         newest_end = max(one.newest_end for one in seen)

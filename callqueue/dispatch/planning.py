@@ -1,6 +1,4 @@
-"""Which of the candidates go now, by which queue, and at what instant: the decision of one pass, in
-memory. Calls may be released ahead of their slot, up to `account.until`.
-"""
+"""Which candidates a pass releases, by which queue and for which slot; how many fit. In memory."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class Plan:
     unfit: Mapping[int, str] = field(default_factory=dict)
 
     def drop_workers_calls(self) -> None:
-        """Drop workers' calls, which took room in the plan: who makes this pass publishes none."""
+        """Drop workers' calls, and what they kept back: whoever makes this pass publishes none."""
         own = [call for call in self.releases if call.has_maker]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
@@ -62,7 +60,7 @@ def plan(
     A call that waits for a budget shuts it for those behind it, so that a costly call is not
     starved by cheap ones. One that waits for room with its maker shuts nothing: another process may
     have some. `served`: when each rule was served last (a running number). `room_of_workers`: by
-    rule and queue, how many attempts its workers have room for, where that is not for any.
+    rule and queue, how many attempts workers have room for; what is not in it, for any number.
     """
     planner = _Planner(account, held, room, room_of_workers or {})
     queues = {rule: deque(listed) for rule, listed in candidates.items()}
@@ -80,7 +78,7 @@ def plan(
 
 
 def room_of_rule(account: Account, rule: str, most: int, queues: Collection[str]) -> int:
-    """How many calls of cost 1 fit by `account.until`, by these of its queues; at most `most`."""
+    """How many more its limits in calls admit by `account.until`, by these queues; up to `most`."""
     of_rule, of_queues = _limits_in_calls(account, rule)
     for budget in of_rule:
         most = most_that_fits(account.meter(budget), account.until, most)
@@ -115,7 +113,7 @@ def _opening_of(account: Account, budget: Budget, queue: str) -> float:
 
 
 def room_for_similar(account: Account, call: Candidate, most: int) -> int:
-    """How many calls of its cost fit in the limits of other units than calls; at most `most`."""
+    """How many calls of its cost the limits per rule in other units admit; up to `most`."""
     for budget in account.book.budgets[call.rule]:
         cost = budget.charge_of(call.cost)
         if budget.limit.is_per_rule and budget.limit.unit != "calls" and cost:
@@ -218,16 +216,14 @@ class _Planner:
         return budget.limit.is_keyed
 
     def _may_open_sooner(self, budget: Budget) -> bool:
-        """Whether room may open sooner than known: an open call may have cost less than charged."""
+        """Whether a short window may have room sooner: an open call may cost less than charged."""
         rules, has_open = self.account.book.rules, self.account.open_count or self.made.releases
         settles = any(rules[name].settle for name in budget.rules)
         return bool(settles and has_open) and budget.limit.window_us <= SHORT
 
     def _best_way(self, candidate: Candidate) -> _Way | None:
-        """The way by the queue that is free first, and of those the one with most room; where all
-        wait for an answer, the first; None where all are held, or their workers behind.
-        A call that went before goes by the next of the queues that are free at the same instant:
-        perhaps nobody listens on its last.
+        """The best way, as `_rank` says, or the first where all wait for an answer; None where all
+        queues are held, or their workers behind.
         """
         rule, names = candidate.rule, self.account.book.rules[candidate.rule].queue_names
         free = [queue for queue in names if not self.held.blocking_hold(rule, None, queue)]
@@ -263,7 +259,7 @@ class _Planner:
         """What goes by first: when it is free, whose turn it is, the most room, the fewest open."""
         names = self.account.book.rules[candidate.rule].queue_names
         turn = 0
-        if candidate.queue in names:
+        if candidate.queue in names:  # perhaps nobody listens on its last
             turn = (names.index(way.queue) - names.index(candidate.queue) - 1) % len(names)
         budgets = [b for b in self.account.book.budgets[candidate.rule] if b.limit.is_per_queue]
         free = min((self.account.meter(b, way.queue).free for b in budgets), default=0)

@@ -63,7 +63,7 @@ class BrokerAway(Exception):
 
 
 def publish(using: str, batch: Sequence[Message]) -> None:
-    """Send the messages. BrokerAway where the broker refuses one: the rest is undone."""
+    """Send the messages. BrokerAway where the broker refuses one: it and the rest are voided."""
     task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
         options = {**database_kwargs(using), **({"here": True} if isinstance(ids, Here) else {})}
@@ -79,20 +79,20 @@ def publish(using: str, batch: Sequence[Message]) -> None:
             raise BrokerAway(why) from None
 
 
-Refused = Callable[[RuleGroup, BrokerAway], None]
+OnRefusal = Callable[[RuleGroup, BrokerAway], None]
 
 
 class Outbox:
     """What a dispenser has published. A group has no pass before that is done, or undone."""
 
-    def __init__(self, using: str, publish: Publish, refused: Refused) -> None:
-        self.using, self.publish, self.refused = using, publish, refused
+    def __init__(self, using: str, publish: Publish, on_refusal: OnRefusal) -> None:
+        self.using, self.publish, self.on_refusal = using, publish, on_refusal
         # until when the broker is not tried, where others can be served without (monotonic)
         self.alone_until = -math.inf
         self._away_since: float | None = None
 
     def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
-        """Publish `beside` the loop or here. Raises what is not the broker's: undo them then."""
+        """Publish `beside` the loop or here. Raises all but BrokerAway: then `undo_doubtful`."""
         messages = pack(released)
         if beside:
             group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))
@@ -103,32 +103,32 @@ class Outbox:
             self.publish(self.using, messages)
         except BrokerAway as refusal:
             error = refusal
-        self._note_sent(group, error)
+        self._note_end_of_sending(group, error)
 
     def notice_if_done(self, group: RuleGroup, within: float = 0.0) -> None:
-        """Notice that what the group had published is done, or undone. Raises as `send` does."""
+        """Notice if what the group has published is sent, or refused. Raises as `send` does."""
         sending = group.sending
         if sending is None or not sending.done.wait(within):
             return
         group.sending = None
         if sending.error is not None and not isinstance(sending.error, BrokerAway):
             raise sending.error
-        self._note_sent(group, sending.error)
+        self._note_end_of_sending(group, sending.error)
 
-    def _note_sent(self, group: RuleGroup, error: BrokerAway | None) -> None:
+    def _note_end_of_sending(self, group: RuleGroup, error: BrokerAway | None) -> None:
         if error is None:
             self.alone_until, self._away_since = -math.inf, None
         else:
             now = time.monotonic()
             self._away_since = now if self._away_since is None else self._away_since
             self.alone_until = now + max(ALONE, min(LONGEST_ALONE, now - self._away_since))
-            self.refused(group, error)
+            self.on_refusal(group, error)
         group.unpublished_from = 0.0
 
     def undo_doubtful(self, groups: Iterable[RuleGroup]) -> None:
-        """Let calls wait again whose release, as far as this dispenser knows, nobody was told of:
-        the database went away at the commit. So does what others have released of these rules
-        since, unbegun. Not before nobody has the rules' rows: the commit may come through yet.
+        """Void what groups in doubt released: the commit's answer was lost, or publishing failed.
+        And what others have released of these rules since, unbegun. Not before nobody has the
+        rules' rows: the commit may come through yet.
         """
         for group in groups:
             if not group.is_in_doubt:

@@ -1,6 +1,5 @@
 """One pass of releases over a group of rules: lock, count, choose, charge, conclude. The only place
 that releases calls. It never publishes, and never makes a call.
-
 A pass makes the same number of statements whatever it releases, but for those that count. One that
 a process makes for the sake of its own call (`OwnCall`) charges that one, born begun, and others
 that have their makers; what a worker is to be sent is left to a dispenser, and keeps its room.
@@ -94,7 +93,7 @@ class OwnCall:
 
 
 class Outdated(Exception):
-    """The settings in force have changed before the pass had its rules: it is to be undone."""
+    """The settings in force changed before the pass had its rules: it is to be rolled back."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,8 @@ def charge(
     own: _Own | None = None,
 ) -> list[dict[str, Any]]:
     """Write the releases: the calls are DISPATCHED at this instant of wall time, and an open
-    attempt of each stands in the ledger; those that are begun with it, each with its call. A
-    statement for each queue, and one or two for the attempts.
+    attempt of each stands in the ledger. Returns the columns of those that are begun with it, and
+    of their calls. A statement for each queue, and one or two for the attempts.
     """
     if not releases:
         return []
@@ -136,7 +135,7 @@ def charge(
         (mine if call.is_begun else rest).setdefault(call.queue, []).append(call.id)
         account.charge(call.rule, call.key, call.queue, call.cost)
     transitions.release(account.using, rest, wall, is_lazy=not mine)
-    reads = None if taker is None else _columns(account.using, taker.reads)
+    reads = None if taker is None else _columns_of_calls(account.using, taker.reads)
     found = transitions.release(account.using, mine, wall, reads)
     attempts = _attempts_to_insert(account, releases, taker, own)
     for call, pk in zip(releases, _insert_attempts(account.using, attempts), strict=True):
@@ -145,7 +144,7 @@ def charge(
 
 
 @lru_cache
-def _columns(using: str, names: tuple[str, ...]) -> database.Columns:
+def _columns_of_calls(using: str, names: tuple[str, ...]) -> database.Columns:
     return database.Columns(using, {"c": (tables.CallQueue, names)})
 
 
@@ -178,6 +177,7 @@ def _attempts_to_insert(
     taker: Taker | None,
     own: _Own | None,
 ) -> list[dict[str, Any]]:
+    """The attempts' columns. Those that `taker` begins have its name, and the lease of `own`."""
     config, at = conf.current(), from_us(account.now)
 
     def attempt(call: Candidate) -> dict[str, Any]:
@@ -307,11 +307,10 @@ def release(
 ) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing, and
     once it is committed nothing is done that could fail: what is begun is on its way by then.
-
-    `book`: what is in force, and the settings whose calls may be released. `last`: how many passes
-    before had no success. `room`: of whoever makes the calls; `taker`: who does, where that is
-    this process. `own_call`: one of its own, for whose sake the pass is. Nothing is released where
-    another dispenser holds the group, or the book is not what is in force.
+    `book`: what is in force (None: it is read here), and the settings whose calls may be released.
+    `last`: how many passes before had no success. `room`: of whoever makes the calls; `taker`: who
+    does, where that is this process. `own_call`: one of its own, for whose sake the pass is.
+    Nothing is released where another dispenser holds the group, or the book is not in force.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _agreed_watch(using), int(min(batch, room.most))
@@ -347,7 +346,7 @@ def tell_of_unfit(using: str, done: Pass) -> None:
         callbacks.log_and_announce(using, done.unfit, states.FAILED)
 
 
-def ensure_states(using: str, rules: Sequence[str]) -> None:
+def ensure_state_rows(using: str, rules: Sequence[str]) -> None:
     ledger_time.ensure_rows(using)
     rule_rows.ensure(using, rules)
 

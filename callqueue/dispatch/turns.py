@@ -40,7 +40,7 @@ class KeysInTurn:
         self._is_full = False  # of some rule there may be more keys than were looked at
         self._is_mid_round = False  # and there are fewer to be looked at than there were
         if self.in_turn or account.memo.in_turn:
-            self._give_turns()
+            self._give_and_wake_turns()
 
     def candidates(
         self, rule: str, count: int, least_priority: int = -TOP
@@ -75,9 +75,9 @@ class KeysInTurn:
             is_mid_round,
         )
 
-    def _give_turns(self) -> None:
+    def _give_and_wake_turns(self) -> None:
         # Turns for the keys of which there is news, and for all that have calls ready of a rule
-        # whose keys took none by these settings.
+        # whose keys took none by these settings. Then those are woken that may go by now.
         memo, tallies = self.account.memo, self.account.tallies.values()
         begun = {rule: ready_calls.FIRST for rule in self.in_turn if rule not in memo.in_turn}
         last = {
@@ -140,7 +140,7 @@ class KeysInTurn:
         return least
 
     def _lock_calls(self, rule: str, counts: dict[Turn, int]) -> tuple[list[Candidate], list[Turn]]:
-        """Calls of each key, and the keys without any: they have none, or it is locked."""
+        """Calls of each key, locked; and the turns without any: spent, or locked by others."""
         wanted = {turn.pair: n for turn, n in counts.items()}
         found, ready = ready_calls.lock_next_of_pairs(self.using, rule, self.wall, wanted)
         found_of = Counter((call.priority, call.key) for call in found)
@@ -156,7 +156,7 @@ class KeysInTurn:
         scope, meter = (budget.id, value), self.account.meter(budget, value)
         instant = meter.known_at(cost)
         if budget.id in self.account.tallies:
-            # by `latest` in `_give_turns`, or each pass would wake it
+            # by `latest` in `_give_and_wake_turns`, or each pass would wake it
             again_at = min(
                 instant or self.now + ready_calls.AT_LEAST,
                 self.now + budget.limit.window_us + ready_calls.LIFTED,
@@ -215,6 +215,7 @@ class KeysInTurn:
         ready_calls.save_turns(self.using, served, self._blocked, self._spent)
 
     def _wakes_at(self) -> Us | None:
+        """When the first key of the rules that were looked at may go again; None: nobody knows."""
         instants = [ready_calls.next_wake_of_keys(self.using, self.rules)]
         for tallies in self.account.tallies.values():
             if tallies.limit.is_keyed and not set(tallies.budget.rules).isdisjoint(self.rules):

@@ -1,6 +1,4 @@
-"""Begin: takes released attempts for this worker, and reads what is needed to make their calls; of
-one that cannot be made any more, why.
-
+"""Begin: takes released attempts for this worker, and reads what is needed to make their calls.
 An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or
 deleted is left out; so is one that somebody has locked, rather than to let the others wait. One
 statement reads, and brings the database's clock along; another takes what was read.
@@ -83,7 +81,7 @@ def _begin_once(
 ) -> list[Job]:
     """One try; gives back what it leaves out. OperationalError where that is in doubt as yet."""
     before = clocks.monotonic()
-    found = _read_attempts(using, attempt_ids)
+    found = _read_attempts_with_calls(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
     wall = from_us(clock.wall)
     rows = [row for row in found if _can_begin(row, worker, wall)]
@@ -97,7 +95,7 @@ def _begin_once(
     if len(jobs) < len(attempt_ids):
         locked = give_back(using, attempt_ids)
         if clocks.monotonic() < doubt_ends and (
-            locked or _began_more(using, attempt_ids, worker, jobs)
+            locked or _has_begun_others(using, attempt_ids, worker, jobs)
         ):
             raise OperationalError("an earlier try's begin may be committed yet")
         count, why = len(attempt_ids) - len(jobs), "already begun, voided or out of date"
@@ -137,13 +135,15 @@ def give_back(using: str, attempt_ids: Sequence[int]) -> int:
     return len(left.all())
 
 
-def _began_more(using: str, attempt_ids: Sequence[int], worker: str, jobs: Sequence[Job]) -> bool:
+def _has_begun_others(
+    using: str, attempt_ids: Sequence[int], worker: str, jobs: Sequence[Job]
+) -> bool:
     """Whether this worker has begun others of these: by a commit that came while it looked."""
     mine = tables.attempts(using).open().filter(pk__in=list(attempt_ids), worker=worker)
     return mine.exclude(pk__in=[job.attempt.id for job in jobs]).exists()
 
 
-def _read_attempts(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
+def _read_attempts_with_calls(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
     columns, attempts, calls = _columns_and_tables(using)
     sql = (
         f"SELECT {columns.sql}, {ledger_time.reading_sql(using)} "
@@ -198,7 +198,7 @@ def _read_clock(
 def send_at_by_clock(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
-    """When it may be sent, by this clock: after a jump as far ahead as at release, else no more."""
+    """When to send (None: now) by this clock: after a jump as far ahead as at release, or less."""
     if send_at is None:
         return None
     latest = from_us(clock.at) + (send_at - released_at)
@@ -212,7 +212,7 @@ def _jobs_of_rows(
     steady_from: datetime,
     lease: float | None,
 ) -> list[Job]:
-    """Each attempt with its call, and the clock; its lease and why it is unfit follow from them."""
+    """Each attempt as a job, its send_at by this clock. `lease`: seconds; None: its rule's."""
     config, jobs = conf.current(), list[Job]()
     attempts, calls = tables.CallAttempt, tables.CallQueue
     for row in rows:

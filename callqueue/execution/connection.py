@@ -77,7 +77,7 @@ class Dropped(Exception):
 
 
 class Starved(Dropped):
-    """The latter: no fault of the call's, and none of the other side's."""
+    """This process lacks what a request takes: no fault of the call's, nor of the other side's."""
 
 
 class Failed(Exception):
@@ -188,7 +188,7 @@ class Trip:
         return f"the total timeout of {self.timeouts.total:g} s"
 
     def note_read(self, count: int) -> None:
-        """Count a read or chunk of the answer, and its bytes. Flooded where hardly any is body."""
+        """Count a read or chunk of the answer. Flooded by too many, or where hardly any is body."""
         self._off_network += count
         self._turns += 1
         if self._off_network - self.kept > WASTE + self._off_network // 4:
@@ -265,7 +265,7 @@ class Connection(HTTPConnection):
             raise Failed(f"no {tls}connection to {self._place}: {reason_of(error)}") from None
 
     def _new_conn(self) -> socket.socket:
-        """A socket to the first of the host's addresses that takes it. Refused as by those."""
+        """A socket to the first address that takes it. Raises the last one's error, or Refused."""
         trip, error = self.trip, OSError("the name has no addresses")
         bound = trip.timeouts.connect
         for family, where in allowed_addresses(self._dns_host, self.port, trip):
@@ -286,7 +286,9 @@ class Connection(HTTPConnection):
         raise error
 
     def _transmit(self, trip: Trip) -> None:
-        """Send what was composed. An answer that is there counts for more than a broken send."""
+        """Send what was composed. Failed where none of it went out, or it is late and no answer is
+        there; what else breaks a send is for getresponse to tell: an answer may be there.
+        """
         gate, sock, outgoing, self._outgoing = trip.gate, self.sock, self._outgoing, []
         before, gate.is_whole, self._is_unsent = gate.sent_at, False, True
         self.is_whole = self.is_resting = False
@@ -398,7 +400,7 @@ class SecureConnection(Connection, HTTPSConnection):
 
 
 def _seconds_since_last_bytes(sock: socket.socket) -> float:
-    """Seconds since the last bytes came that are unread: Linux's tcpi_last_data_recv; else 0."""
+    """Seconds since bytes came last, by Linux's tcpi_last_data_recv; on other systems 0."""
     if sys.platform != "linux":
         return 0.0
     try:

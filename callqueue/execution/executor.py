@@ -1,5 +1,4 @@
-"""Makes calls in this thread, one after the other: claim, make, record. Never retries by itself.
-
+"""Makes calls in this thread, one after the other: begin, make, record. Never retries by itself.
 Here run the calls that are not HTTP, and all calls of tasks that run eagerly and of the testing
 kit; a worker's HTTP calls are made by its flight.
 """

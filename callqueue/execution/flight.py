@@ -96,7 +96,6 @@ class Clearance:
 
 class Flight:
     """What this process has in flight; `max_in_flight` calls at most, 0 where the process goes.
-
     Whoever calls its public methods puts something into its inbox: a message that boards, jobs that
     take off, an event to be set when nothing is in flight, or None, for a look. All else is done by
     its own thread.
@@ -236,7 +235,9 @@ class Flight:
             self._launch(news)
 
     def _take_ended(self) -> list[Result]:
-        """What has ended, once it is time to record it. Where all stalls, another thread joins."""
+        """What has ended, once it is time to record it; voided, what no thread could be had for.
+        Where all stalls, another thread joins.
+        """
         crew, now = self.crew, time.monotonic()
         if len(crew.ended) > self.seen:
             self.first = self.first if self.seen else now
@@ -270,7 +271,7 @@ class Flight:
                 events.emit("record_failed", **result.job.facts, error=type(error).__name__)
 
     def _begin_waiting(self) -> None:
-        """Begin what messages have waiting, as far as there is room, in one statement."""
+        """Begin what messages have waiting, as far as there is room, all together."""
         wanted: dict[int, Message] = {}
         most, room = self.max_in_flight(), self.room()
         for message in self.boarding:
@@ -337,9 +338,8 @@ def _is_begun(job: Job) -> bool:
 
 
 def _threads_for(jobs: Collection[Job]) -> int:
-    """How many threads begin: one for each call that has an instant of its own, connected and
-    waiting when it comes, and enough for the others to be sent within a few milliseconds, as long
-    as answers take as long as the last ones.
+    """How many threads begin: one for each call with an instant of its own, and enough for the
+    others to be sent within SOON seconds, if answers take as long as the last ones.
     """
     untimed = [job.call.rule for job in jobs if job.attempt.send_at is None]
     waits = sum(max(0.0, request.expected_latency(rule) - OWN) for rule in untimed)

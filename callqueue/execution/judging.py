@@ -1,10 +1,8 @@
 """Judges what came back of a call: by the rule's own `classify`, else by the default verdict, with
 what a provider says of its limits in headers: Retry-After, `...RateLimit...-Remaining` and
-`-Reset`.
-
-Writes nothing. What a rule's hooks raise is a note. What a provider says may only tighten what the
-limits say, lasts at most `max_hold`, and never raises. Only a refusal is a reason to hold: a
-success with which nothing remains says what the limits know.
+`-Reset`. Writes nothing. What a rule's hooks raise is a note. What a provider says may only tighten
+what the limits say, lasts at most `max_hold`, and never raises. Only a refusal is a reason to hold:
+a success with which nothing remains says what the limits know.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ ELSEWHERE = timedelta(seconds=10)  # until a call is released again that workers
 
 
 def result_of_answer(job: Job, answer: Answer) -> Result:
-    """Judged, with its times. The call is told when it was first sent."""
+    """Of an answer, judged, with its times; sets when the call was first sent."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     sent_at, arrived = None, answer.sent_at
     if arrived is not None and job.gate is not None:
@@ -186,7 +184,7 @@ def _scope_of_hold(job: Job, scope: str | None) -> tuple[str, str]:
 
 
 def _cost_by_hook(job: Job, response: Any, cut_note: str) -> Any:
-    """What it cost after all; where not all of its body came, no less than it was charged."""
+    """What it cost by `settle`, if cut no less than it was charged. None: as it was charged."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
@@ -228,7 +226,7 @@ def verdict(
     """
     if 200 <= status < 300:
         return Succeeded()
-    plain, why = _normalised(headers), _status_phrase(status)
+    plain, why = _plain_headers(headers), _status_phrase(status)
     if _is_throttled(status, plain):
         return _hold_by_headers(why, headers, now=now, max_hold=max_hold)
     if status in retry_statuses:
@@ -238,11 +236,11 @@ def verdict(
     return GiveUp(why)
 
 
-def retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
+def advice_of_retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
     """Retry-After (RFC 9110 section 10.2.3): seconds, or an HTTP date, which counts from the
     answer's own sane Date, since the provider's clock wrote both.
     """
-    plain = _normalised(headers)
+    plain = _plain_headers(headers)
     if not (value := plain.get("retry-after")):
         return Advice()
     wait = _parse_number(value)
@@ -251,13 +249,13 @@ def retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -
     return Advice(note="its Retry-After is unusable") if wait is None else _clamp(wait, max_hold)
 
 
-def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
+def advice_of_rate_limits(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
     """The RateLimit families of a refusal: nothing is to go until the latest reset of those that
     are used up, or of all where none says what remains.
     A family is the headers that differ only in remaining or reset: X-RateLimit-*, RateLimit-*,
     x-ratelimit-*-tokens. A reset is seconds, an epoch or a date.
     """
-    plain = _normalised(headers)
+    plain = _plain_headers(headers)
     is_used_up, resets = dict[str, bool](), dict[str, float]()
     for name, value in plain.items():
         if not _FAMILY.search(name):
@@ -270,13 +268,13 @@ def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: f
     return _clamp(max(waits), max_hold) if waits else Advice()
 
 
-def _normalised(headers: Mapping[str, str]) -> dict[str, str]:
+def _plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {str(name).lower(): str(value).strip()[:_LONGEST] for name, value in headers.items()}
 
 
-def _is_throttled(status: int, normalised: Mapping[str, str]) -> bool:
+def _is_throttled(status: int, plain: Mapping[str, str]) -> bool:
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return bool(normalised.get("retry-after"))
+        return bool(plain.get("retry-after"))
     return status == HTTPStatus.TOO_MANY_REQUESTS
 
 
@@ -284,7 +282,7 @@ def _hold_by_headers(
     why: str, headers: Mapping[str, str], *, now: datetime, max_hold: float
 ) -> HoldUntil:
     """Until what Retry-After says, else a reset; neither counts where it names no time to come."""
-    for read, name in ((retry_after, "Retry-After"), (rate_limit_headers, "reset in")):
+    for read, name in ((advice_of_retry_after, "Retry-After"), (advice_of_rate_limits, "reset in")):
         until_s, note = read(headers, now=now, max_hold=max_hold)
         if until_s:
             seconds = f"{round(until_s, 3):.12g} s" + (f" ({note})" if note else "")
@@ -315,9 +313,9 @@ def _parse_number(value: str) -> float | None:
     return float(value) if _NUMBER.fullmatch(value) else None
 
 
-def _their_clock(normalised: Mapping[str, str], now: datetime) -> datetime:
+def _their_clock(plain: Mapping[str, str], now: datetime) -> datetime:
     """The provider's clock: the answer's Date, unless it is more than a day from ours."""
-    now, date = _aware(now), _parse_date(normalised.get("date", ""))
+    now, date = _aware(now), _parse_date(plain.get("date", ""))
     return date if date is not None and abs((date - now).total_seconds()) <= _CLOCKS_APART else now
 
 

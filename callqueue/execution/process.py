@@ -32,7 +32,7 @@ _tasks = 0  # that this process has run
 before_landing: list[Callable[[float | None], None]] = []
 
 
-def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
+def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     """Begin these attempts, those still to be begun, and get their calls under way; the count.
     Waits until this process has room for another call. What there is no room for goes on to another
     process; what was not begun well before a time limit of the task is given back, and so is all
@@ -58,7 +58,7 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 
 def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Make calls in the task itself, whose time limits may strike them; the count begun."""
+    """Make calls in the task itself, or give them back as the worker goes; the count begun."""
     starvation.shortage.rest(patience(task))
     if not max_in_flight():
         _give_back(using, attempt_ids)
@@ -84,7 +84,7 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
 
 
 def land(*, seconds: float | None = None) -> None:
-    """Wait until nothing is in flight here, until all leases have ended, or for so many seconds."""
+    """Put no more into flight; wait until nothing is, leases have ended, or for so many seconds."""
     for end in before_landing:
         end(seconds)
     for own in list(_flights.values()):

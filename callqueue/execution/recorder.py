@@ -1,5 +1,4 @@
 """Record: writes what came of attempts that are still this worker's own, and has it announced.
-
 Attempts and calls are written in one transaction, a statement each for any number, tried again for
 as long as a lease runs. A call that somebody has locked is not waited for.
 """
@@ -58,7 +57,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
 
 
 def record_once(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:
-    """Write and announce those still this worker's; the count. `lazily`: it waits for no disk."""
+    """Write and announce results still this worker's; the count. `lazily`: it waits for no disk."""
 
     def work(locked: Locked) -> Sequence[Result]:
         rows = [_columns_of_attempt(result, locked.reading) for result in results]
@@ -112,24 +111,24 @@ def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pa
 
 
 def _record_one_by_one(using: str, ended: Sequence[Result], error: Exception) -> None:
-    """Of one alone that cannot be stored, record that it ended; after that, its lease decides."""
+    """Record each alone; of one that cannot be stored, that it ended. Else its lease decides."""
     if len(ended) > 1:
         for result in ended:
             record(using, [result])
     elif not ended[0].is_bare:
-        record(using, [_drop_texts(ended[0], error)])
+        record(using, [_make_bare(ended[0], error)])
     else:
         events.emit("record_failed", **ended[0].job.facts, error=type(error).__name__)
 
 
-def _drop_texts(result: Result, error: Exception) -> Result:
+def _make_bare(result: Result, error: Exception) -> Result:
     drop_answer(result, error)
     result.cost, result.is_bare = None, True
     return result
 
 
 def drop_answer(result: Result, error: Exception) -> None:
-    """Keep nothing of an answer that could not be stored, for this error, but its status."""
+    """Keep of an answer that could not be stored its status alone; the texts name the error."""
     status = getattr(result.response, "status_code", None)
     why = f"what it said could not be stored ({type(error).__name__})"
     result.kept, result.error, result.why = NOTHING, why, why if result.why else ""
@@ -157,7 +156,7 @@ def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) 
 def _with_corrections(
     results: Sequence[Result], rows: list[dict[str, Any]], late: datetime
 ) -> list[dict[str, Any]]:
-    """The attempts' columns, with the marks of corrections. Ended before `late`: recorded late."""
+    """The columns, with what `correction` adds. What ended before `late` was recorded late."""
     found = [
         correction(
             one.job.attempt.cost, own["cost"], one.outcome, is_late=own["finished_at"] < late

@@ -1,6 +1,6 @@
 """Makes one call: its HTTP request, or what its method's handler does, once its slot has opened.
-And says what is kept of the answer, with nothing secret in it. Never retries by itself, and never
-raises: whatever a hook or a handler raises is that call's failure.
+And says what is kept of the answer, with nothing secret in it. Never retries by itself, and raises
+nothing but a soft time limit: what else a hook or a handler raises is that call's failure.
 """
 
 from __future__ import annotations
@@ -100,17 +100,17 @@ def make(job: Job) -> Result:
         call = job.call
         params, values = disclose(call.method, job.params, rule=call.rule, key=call.key)
     except (InvalidCall, NotAllowed) as error:
-        return scrubbed(transitions.after_giving_up(job, str(error)), ())
+        return scrub_result(transitions.after_giving_up(job, str(error)), ())
     except BaseException as error:
         if want := why_starved(error):
             return _result_of_drop(job, Starved(want))
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
-        return scrubbed(judging.result_of_failure(job, why), ())
+        return scrub_result(judging.result_of_failure(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
-        return scrubbed(_make_with_secrets(job, params), ())
+        return scrub_result(_make_with_secrets(job, params), ())
     with withholding(values, call.method, job.params):
-        return scrubbed(_make_with_secrets(job, params), values)
+        return scrub_result(_make_with_secrets(job, params), values)
 
 
 def _make_with_secrets(job: Job, params: Mapping[str, Any]) -> Result:
@@ -154,7 +154,7 @@ def _send_request(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.An
 
 
 def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The params with the rule's idempotency header, for a method that changes something."""
+    """The params with the rule's idempotency header, or their own, where the method is not safe."""
     params, header = dict(given), job.sound_rule.idempotency_header
     own = params.get("headers") or {}
     if header and job.call.method not in SAFE and header.lower() not in map(str.lower, own):
@@ -200,7 +200,7 @@ def _call_handler(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object
 # it, so that no half of a secret or of a credential is left
 
 
-def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
+def scrub_result(result: Result, values: tuple[str, ...]) -> Result:
     """The result with no secret in its texts, nor in what is kept of its answer: these values, and
     whatever looks like a credential. Its texts lose the call's own strings too: they are logged,
     and are not encrypted.
@@ -284,7 +284,7 @@ def _columns_of_body(
     text = _without_secrets(content, charset, most, values)
     is_cut = len(content) > most or not result.is_whole
     if text is None:
-        text, form = answers.packed(content[:most], charset, is_cut=is_cut)
+        text, form = answers.pack_body(content[:most], charset, is_cut=is_cut)
     else:
         text = text.encode()[:most].decode("utf-8", "ignore")
         form = answers.SCRUBBED_CUT if is_cut else answers.SCRUBBED
@@ -297,7 +297,7 @@ def _columns_of_body(
 def _without_secrets(
     content: bytes, charset: str | None, most: int, values: tuple[str, ...]
 ) -> str | None:
-    """The beginning of the body as text without secrets; None where it has none."""
+    """The beginning of the body as text without secrets; None where it tells none."""
     if not values:
         return None
     start = content[: most + EDGE]

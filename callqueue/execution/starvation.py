@@ -51,7 +51,7 @@ class Shortage:
         return time.monotonic() < self._until
 
     def rest(self, most: float | None) -> None:
-        """Wait until it is over, at most so many seconds."""
+        """Wait until it is over, at most so many seconds (None: however long)."""
         left = self._until - time.monotonic()
         time.sleep(max(0.0, left if most is None else min(left, most)))
 

@@ -1,5 +1,4 @@
 """Tells the ledger when calls were sent that are not answered yet, so that they age meanwhile.
-
 Told is what no answer can change any more: a whole request that the other side has, to which no
 second one can follow. What is not told stays charged until it is answered.
 """

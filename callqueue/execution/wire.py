@@ -1,5 +1,4 @@
-"""The wire: makes one HTTP request, bounded in time, bytes and reach, and tells exactly how far it
-got.
+"""The wire: makes one HTTP request, bounded in time, bytes and reach, and tells how far it got.
 
 requests composes, urllib3's pools keep connections for a moment. Never retries, never follows a
 redirect, keeps no cookies, reads no proxies or passwords from the environment, and never raises for
@@ -93,7 +92,7 @@ def request(
     gate = Gate() if gate is None else gate
     trip, answer, may_be_sent = Trip(timeouts, gate, policy), Answer(None, None), False
     try:
-        _send(_prepared(method, params), trip, answer)
+        _send(_prepared_request(method, params), trip, answer)
     except Failed as failure:
         answer.error, answer.refused = str(failure), isinstance(failure, Refused)
     except Dropped as dropped:
@@ -109,7 +108,7 @@ def request(
 # --- Composing
 
 
-def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
+def _prepared_request(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
     """The request, without a session's cookies and hooks. A header of None has no default."""
     prepared = requests.PreparedRequest()
     headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
@@ -228,7 +227,7 @@ def pool_of(place: Place, policy: Policy) -> _Pool:
 
 
 def close_idle(seconds: float = IDLE_SECONDS) -> None:
-    """Close the connections that no call takes any more: each is a descriptor."""
+    """Close the connections that are idle for so long: no call takes them, each is a descriptor."""
     for pool in list(_pools.values()):
         cast(_Idle, pool.pool).close_idle_since(now() - seconds)
 

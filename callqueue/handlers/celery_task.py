@@ -76,7 +76,7 @@ class CallsRun:
 def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
     """Run the task `name` here and now. What it raises is a failure; it may return an outcome."""
     app = current_app._get_current_object()
-    task = broker.registered(app, params["name"])
+    task = broker.registered_task(app, params["name"])
     if task is None:
         return GiveUp(
             f"this worker has no task {params['name']!r}; is its module imported by the worker?"

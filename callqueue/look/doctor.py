@@ -435,5 +435,7 @@ def _queues_of_rules(using: str) -> set[str]:
 
 def _queues_of_callbacks_and_beat(using: str) -> set[str]:
     newest = tables.calls(using).order_by("-pk").values_list("callback", flat=True)[:NEWEST]
-    wanted = {(str(name), "") for name in newest if name} | set(periodic.scheduled(_celery_app()))
+    wanted = {(str(name), "") for name in newest if name} | set(
+        periodic.scheduled_tasks(_celery_app())
+    )
     return {the_broker.queue_of(_celery_app(), name, queue) for name, queue in wanted}

@@ -1,8 +1,7 @@
 """Cleanup: deletes calls past their retention, attempts that no limit counts any more, ended holds,
-what dispensers said that are long silent; and vacuums.
-
-Short transactions by primary key, so that calls go on meanwhile. An attempt is kept as long as any
-limit's window may still count it, whatever became of its call.
+what dispensers said that are long silent; and vacuums. Short transactions by primary key, so that
+calls go on meanwhile. An attempt is kept as long as any limit's window may still count it, whatever
+became of its call.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from callqueue.database import from_us
 from callqueue.ledger import ledger_time, settings, tallies
 from callqueue.ledger.rule_rows import SILENT
 from callqueue.ledger.transaction import untimed_transaction
-from callqueue.maintenance import recovery
 
 BATCH = 2000
 TURNS = 200  # of keys that one transaction deletes
@@ -47,12 +45,13 @@ def clean(
     progress: Progress | None = None,
 ) -> Cleaned:
     """Prune everything past retention (`older_than` replaces RETENTION for every final status),
-    then reclaim space.
-    `progress` is told (calls deleted so far, how many there are to delete). `vacuum_full` locks the
-    tables against all use while they are rewritten.
+    then reclaim space. `progress` is told (calls deleted so far, how many there are to delete).
+    `vacuum_full` locks the tables against all use while they are rewritten.
     """
     if dry_run:
-        return database.persist(using, lambda: _count_all(using, older_than), during="cleanup")
+        return database.persist(
+            using, lambda: _count_all_to_go(using, older_than), during="cleanup"
+        )
     cleaned = Cleaned()
     database.persist(
         using, lambda: _prune(using, older_than, batch_size, cleaned, progress), during="cleanup"
@@ -74,8 +73,9 @@ def overdue_for(using: str) -> timedelta:
     return late
 
 
-def _count_all(using: str, older_than: timedelta | None) -> Cleaned:
-    calls = _count_overdue(using, older_than)
+def _count_all_to_go(using: str, older_than: timedelta | None) -> Cleaned:
+    """What a cleanup would delete; of the attempts those alone whose calls are gone already."""
+    calls = _count_overdue_calls(using, older_than)
     return Cleaned(
         calls=calls,
         attempts=sum(map(len, _spent_orphans(using, BATCH))),
@@ -83,7 +83,7 @@ def _count_all(using: str, older_than: timedelta | None) -> Cleaned:
     )
 
 
-def _count_overdue(using: str, older_than: timedelta | None) -> int:
+def _count_overdue_calls(using: str, older_than: timedelta | None) -> int:
     cutoffs = _cutoffs(using, older_than)
     return sum(_overdue_calls(using, status, cut).count() for status, cut in cutoffs)
 
@@ -95,12 +95,12 @@ def _prune(
     cleaned: Cleaned,
     progress: Progress | None,
 ) -> None:
-    """Delete what is past retention, and add it to `cleaned`: a run that broke off is repeated."""
-    total = cleaned.calls + _count_overdue(using, older_than) if progress else None
+    """Delete all that is to go, and add it to `cleaned`: a run that broke off is repeated."""
+    total = cleaned.calls + _count_overdue_calls(using, older_than) if progress else None
     ledger_time.watch(using).settle()
     for status, cut in _cutoffs(using, older_than):
         for ids in _keys_in_batches(_overdue_calls(using, status, cut), batch_size):
-            _delete(using, ids, status, cut, cleaned)
+            _delete_calls(using, ids, status, cut, cleaned)
             if progress:
                 progress(cleaned.calls, total)
     for orphans in _spent_orphans(using, batch_size):
@@ -108,7 +108,7 @@ def _prune(
     cleaned.holds += _ended_holds(using).delete()[0]
     settings.forget_lapsed(using, _credited_time(using))
     tables.dispensers(using).filter(
-        seen_at__lt=_credited_time(using) - recovery.remembered_for(using)
+        seen_at__lt=_credited_time(using) - dispensers_remembered_for(using)
     ).delete()
     after = 0
     while gone := untimed_transaction(using, partial(_delete_turns, using, after)):
@@ -144,15 +144,17 @@ def _keys_in_batches(rows: Any, size: int) -> Iterator[list[int]]:
         after = Q(finished_at_dt__gte=last) & (Q(finished_at_dt__gt=last) | Q(pk__gt=pk))
 
 
-def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
-    """Delete these calls that are still past retention, and attempts that no window counts."""
-    calls, attempts = untimed_transaction(using, lambda: _delete_if_free(using, ids, status, cut))
+def _delete_calls(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
+    """Delete these calls still past retention, and attempts that no window counts; add them up."""
+    calls, attempts = untimed_transaction(
+        using, lambda: _delete_free_calls(using, ids, status, cut)
+    )
     cleaned.calls += calls
     cleaned.attempts += attempts
 
 
-def _delete_if_free(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
-    """Those that nobody has locked; how many calls and how many attempts."""
+def _delete_free_calls(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
+    """Delete those that nobody has locked; how many calls and how many attempts."""
     # By key alone: with the condition in it, a database might read all that it is true of.
     rows = database.locked(tables.calls(using).filter(pk__in=ids))
     seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
@@ -199,6 +201,12 @@ def _delete_turns(using: str, after: int) -> list[int]:
     spent = list(database.locked(turns).values_list("pk", flat=True)[:TURNS])
     database.delete_each(tables.KeyTurn, using, spent)
     return spent
+
+
+def dispensers_remembered_for(using: str) -> timedelta:
+    """How long a silent dispenser's row is kept: while limits count, and a day at least."""
+    longest = tallies.longest_counting_time(settings.book_in_force(using))
+    return max(timedelta(days=1), timedelta(microseconds=longest))
 
 
 def _spent_condition(using: str) -> Q:

@@ -1,6 +1,5 @@
-"""Callqueue's tasks in Celery's beat: the schedule that settings hold, and its rows in
-django-celery-beat's tables. Writing the same entries again changes nothing, and whether a task is
-enabled is left as operators set it.
+"""Callqueue's tasks in Celery's beat: the schedule that settings hold, and its rows in the tables
+of django-celery-beat. Writing the same again changes nothing; which are enabled, operators say.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ TASKS = (DISPENSER, "callqueue.recover_lost_calls", "callqueue.cleanup_call_queu
 
 def beat_schedule(*, interval: float = 1.0, queue: str | None = None) -> dict[str, dict[str, Any]]:
     """The schedule to add to CELERY_BEAT_SCHEDULE: the dispenser every `interval` seconds,
-    recovery, and cleanup by night.
-    `queue` is the Celery queue the tasks go to (None: Celery's default). A tick that no worker took
-    in time is dropped.
+    recovery, and cleanup by night. `queue` is the Celery queue the tasks go to (None: Celery's
+    default). A tick that no worker took in time is dropped.
     """
     options = {} if queue is None else {"queue": queue}
     return {
@@ -43,13 +41,13 @@ def beat_schedule(*, interval: float = 1.0, queue: str | None = None) -> dict[st
     }
 
 
-def write(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def write_rows(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Make or correct the row of each entry: its name -> "created", "changed" or "unchanged"."""
     with transaction.atomic():
         return {name: _write_row(name, entry) for name, entry in entries.items()}
 
 
-def remove(names: Iterable[str]) -> int:
+def remove_rows(names: Iterable[str]) -> int:
     """Delete the rows of these names; the count of them."""
     if not apps.is_installed("django_celery_beat"):
         return 0
@@ -76,7 +74,7 @@ def names_enabled(task: str) -> list[str]:
     return list(PeriodicTask.objects.filter(task=task, enabled=True).values_list("name", flat=True))
 
 
-def scheduled(app: Any) -> list[tuple[str, str]]:
+def scheduled_tasks(app: Any) -> list[tuple[str, str]]:
     """callqueue's tasks that are scheduled: each with its queue, "" where routes decide."""
     entries = (app.conf.beat_schedule or {}).values()
     found = [(one.get("task") or "", (one.get("options") or {}).get("queue")) for one in entries]
@@ -104,7 +102,7 @@ def _write_row(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def _columns_of_schedule(schedule: crontab | float) -> dict[str, Any]:
-    """Its crontab or interval, a row of its own, made where there is none."""
+    """The columns of its crontab or interval: a row of its own, made where there is none."""
     from django_celery_beat.models import CrontabSchedule, IntervalSchedule
 
     if isinstance(schedule, crontab):

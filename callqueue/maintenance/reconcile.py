@@ -40,7 +40,7 @@ TURN = timedelta(minutes=1)  # for which a rule is one worker's to ask of: longe
 
 
 def ask_due(using: str) -> int:
-    """Ask of BATCH calls of each rule, for ROUND seconds; how many are UNKNOWN no more."""
+    """Ask of up to BATCH calls of each rule, for ROUND seconds; how many are UNKNOWN no more."""
     settled, end = 0, clocks.monotonic() + ROUND
     for rule in database.persist(using, partial(_free_rules, using), during="reconcile"):
         if clocks.monotonic() >= end:
@@ -90,9 +90,9 @@ def _ask_of_rule(using: str, rule: str, end: float) -> int:
     settled = 0
     for call in database.persist(using, lambda: list(due[:BATCH]), during="reconcile"):
         if clocks.monotonic() < end and database.persist(
-            using, partial(_claim, using, call), during="reconcile"
+            using, partial(_claim_call, using, call), during="reconcile"
         ):
-            settled += _ask(using, call)
+            settled += _settle_by_hook(using, call)
     return settled
 
 
@@ -107,7 +107,7 @@ def _due_calls(using: str) -> Any:
     return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=LedgerNow()))
 
 
-def _claim(using: str, call: CallQueue) -> bool:
+def _claim_call(using: str, call: CallQueue) -> bool:
     """Whether this worker asks: one update sets the next time before the hook is asked."""
     wait = timedelta(seconds=min(LONGEST, FIRST * 2**call.reconcile_count))
     count = call.reconcile_count
@@ -120,11 +120,13 @@ def _claim(using: str, call: CallQueue) -> bool:
     return transaction(using, work, calls=[call.pk])
 
 
-def _ask(using: str, call: CallQueue) -> bool:
+def _settle_by_hook(using: str, call: CallQueue) -> bool:
     """Ask what became of the call, and believe it; whether it is UNKNOWN no more."""
     try:
         answer = _ask_hook(call)
-        return database.persist(using, lambda: _believe(using, call, answer), during="reconcile")
+        return database.persist(
+            using, lambda: _apply_answer(using, call, answer), during="reconcile"
+        )
     except BaseException as error:
         why = _without_secrets(call, texts.worded(error))[:300]
         events.emit("reconcile_failed", call_id=call.pk, rule=call.rule, reason=why)
@@ -141,7 +143,7 @@ def _ask_hook(call: CallQueue) -> Any:
     return aside.within(PATIENCE, f"reconcile of {call.rule}", lambda: hook(call))
 
 
-def _believe(using: str, call: CallQueue, answer: Any) -> bool:
+def _apply_answer(using: str, call: CallQueue, answer: Any) -> bool:
     """Make the call what the hook said; False: nothing changes. TypeError: that means no state."""
     if answer is None:
         status, why, changed = states.UNKNOWN, "the hook cannot tell yet", False

@@ -1,21 +1,17 @@
 """Takes back what was released and never begun, ends what was begun and fell silent, and expires
-what waited too long. Below: dispensers' signs of life, which tell that a backup was put back.
-
-Everything is fenced by the rows' own state and by the attempt's number, so any number may run. A
-row that somebody has locked is passed over.
+what waited too long. Everything is fenced by the rows' own state and by the attempt's number, so
+any number may run. A row that somebody has locked is passed over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
-from callqueue.database import MICROSECOND, from_us
 from callqueue.handlers import method_of
-from callqueue.ledger import holds, ledger_time, ready_calls, settings, tallies
+from callqueue.ledger import ready_calls, settings
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, Pair, lock_free_pairs, transaction
 from callqueue.states import Move
@@ -23,10 +19,7 @@ from callqueue.transitions import Job, Result, after_loss
 
 # for how long a due call may have a rule that these settings do not know
 ORPHANED = timedelta(seconds=10)
-# for how long somebody may be about it who puts right what was written as the clock jumped
-MENDING = timedelta(seconds=2)
 SILENT = "the worker fell silent: no answer was recorded within the lease"
-WENT_BACK = "the database went back in time: what it forgot may still count at the provider"
 MOST = 1000  # rows that one statement of recovery handles
 FEW = 50  # calls whose data is read at once: it may be large
 
@@ -137,105 +130,3 @@ def _fail_orphans_of(using: str, rule: str) -> int:
 
 # each looks for what nobody else brings about
 ALL = (void_unbegun, end_lost, transitions.end_deferred, expire, fail_orphans)
-
-
-# --- signs of life, and what a database that was put back has forgotten
-
-
-@dataclass(frozen=True)
-class Sign:
-    """A sign of life, and what the database had by then: where that is gone, it was put back."""
-
-    at: datetime
-    newest: tuple[int, datetime, str] | None  # attempt then: its id, its release, its rule
-    moved: int = 0  # how far the ledger was
-
-
-def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = "") -> Sign | None:
-    """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState). None where
-    it proves nothing later: the clock that it goes by has jumped, and nobody has followed yet.
-    """
-    reading = ledger_time.read(using)
-    has_jumped = ledger_time.watch(using).credited(reading) is None
-    now = from_us(reading.at)
-    rows = tables.dispensers(using)
-    said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}
-    if not rows.filter(pk=name).update(**said):
-        row = tables.DispenserState(name=name, started_at=now, **said)
-        rows.bulk_create([row], ignore_conflicts=True)
-    attempts = tables.attempts(using).order_by("-pk")
-    newest = attempts.values_list("pk", "released_at", "rule").first()
-    return None if has_jumped else Sign(now, newest, reading.moved)
-
-
-def stated_by(using: str, name: str) -> str:
-    """The digest of the opinion that a dispenser of this name had, when it was heard last."""
-    return tables.dispensers(using).filter(pk=name).values_list("digest", flat=True).first() or ""
-
-
-def take_leave(using: str, name: str) -> None:
-    """Say that this dispenser has gone, and holds no opinion any more."""
-    tables.dispensers(using).filter(pk=name).update(digest="")
-
-
-def has_others(using: str, name: str) -> bool:
-    """Whether there are other dispensers, or were not long ago."""
-    return tables.dispensers(using).exclude(pk=name).exists()
-
-
-def has_gone_back(using: str, name: str, last: Sign) -> bool:
-    """Whether the database has forgotten this dispenser's last sign of life: it is a backup, or a
-    copy that lagged behind.
-    A row that is gone proves nothing where the ledger still has the attempt that was its newest
-    then, or where others may have pruned the row for its age.
-    """
-    seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
-    if seen is None:
-        is_recent = ledger_time.now(using) - last.at < remembered_for(using)
-        return not _has_attempt(using, last.newest) and is_recent
-    # The clock may have jumped when it was given, and it was put right once somebody knew: as what
-    # was written while he was about it.
-    by = ledger_time.moved(using) - last.moved
-    is_mended = by != 0
-    right = last.at - max(0, by) * MICROSECOND - (MENDING if is_mended else timedelta(0))
-    if seen < right:
-        return True
-    # So was an older one, perhaps, where a server's clock was set back with all that it knows.
-    return is_mended and _has_lost_newest(using, last)
-
-
-def _has_lost_newest(using: str, last: Sign) -> bool:
-    """Whether the attempt that was the newest then is gone, though nobody prunes what may count."""
-    if last.newest is None or _has_attempt(using, last.newest):
-        return False
-    _, released_at, rule = last.newest
-    book = settings.book_in_force(using)
-    window = tallies.counting_times(book).get(rule, tallies.MARGIN)
-    return ledger_time.now(using) - released_at < timedelta(microseconds=window)
-
-
-def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
-    return attempt is not None and bool(
-        tables.attempts(using).filter(pk=attempt[0], released_at=attempt[1]).exists()
-    )
-
-
-def remembered_for(using: str) -> timedelta:
-    """How long a silent dispenser is remembered: while limits count it, and a day at least."""
-    return max(
-        timedelta(days=1),
-        timedelta(microseconds=tallies.longest_counting_time(settings.book_in_force(using))),
-    )
-
-
-def hold_everything(using: str) -> None:
-    """Hold every rule until nothing that the ledger may have forgotten counts any more: a full
-    window of its own limits. No pause makes this shorter: `control.resume(restored=True)` ends it.
-    """
-    config, book = conf.current(), settings.book_in_force(using)
-    for name, rule in config.rules.items():
-        windows = [budget.limit.window_us for budget in book.budgets[name]]
-        seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)
-        lasts = timedelta(seconds=seconds)
-        holds.lay(using, [name], "rule", "", lasts, WENT_BACK, source="restored")
-    events.emit("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)

@@ -14,7 +14,7 @@ from requests.structures import CaseInsensitiveDict
 
 from callqueue.exceptions import InvalidCall
 from callqueue.execution import judging
-from callqueue.execution.request import scrubbed
+from callqueue.execution.request import scrub_result
 from callqueue.execution.wire import Answer
 from callqueue.permits.asking import Options, Wanted, rule_of
 from callqueue.permits.granted import Permit
@@ -30,7 +30,7 @@ def wanted(options: Options, url: str) -> Wanted | None:
 def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False) -> Result:
     """How this answer ends the permit. `is_cut`: its body is the beginning of what came."""
     answer = Answer(response, None, sent=True, truncated=is_cut)
-    return scrubbed(judging.result_of_answer(permit.job, answer), ())
+    return scrub_result(judging.result_of_answer(permit.job, answer), ())
 
 
 def as_response(status: int, headers: Any, body: bytes | None, url: str) -> Any:

@@ -221,7 +221,7 @@ class Waiter:
         known = party.book
         book = party.book_to_charge_by(conf.current().book, is_outdated=self._is_outdated)
         if book is not known or self._streak.locked:
-            release_pass.ensure_states(using, book.groups[self.rule])
+            release_pass.ensure_state_rows(using, book.groups[self.rule])
         lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
         maker = OwnCall(
             self.rule,

@@ -136,7 +136,7 @@ class _Tasks:
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Run a task. What is no callback fails by itself; an unregistered one is dropped."""
-        task = broker.registered(self.app, name)
+        task = broker.registered_task(self.app, name)
         if task is None:
             return self.app.AsyncResult(options.get("task_id") or "unknown")
         kept = ("task_id", "link", "link_error", "headers", "priority")
@@ -144,13 +144,13 @@ class _Tasks:
         return task.apply(args, kwargs, throw=False, **given)
 
     def send_beside(self, name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-        broker.registered(self.app, name)(*args)
+        broker.registered_task(self.app, name)(*args)
 
     def send_callback(self, app: Any, name: str, args: tuple[Any, ...]) -> None:
         """Run a callback with `(call_id, status)`; one that queues itself is left to it."""
         from celery import Task
 
-        task, told = broker.registered(app, name), f"callback {name} of call {args[0]}"
+        task, told = broker.registered_task(app, name), f"callback {name} of call {args[0]}"
         if task is None:
             own = [known for known in app.tasks if not known.startswith("celery.")]
             why = f"no task is registered under that name{suggest(name, own)}"

@@ -15,13 +15,13 @@ from callqueue.transitions.ends import (
     after_success,
     after_throttle,
     after_void,
-    end_deferred,
     is_key_stale,
 )
 from callqueue.transitions.verbs import (
     begin,
     cancel,
     clock_correction,
+    end_deferred,
     end_overdue,
     end_unknown,
     fail,

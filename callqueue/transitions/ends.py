@@ -1,23 +1,20 @@
 """A job, which is a begun attempt with its call; the result that came of it; and what the end of an
-attempt makes of its call: done, to be retried (and when), failed or unknown.
-
-What calls become that somebody had locked when their answers were recorded is kept, and written
-once their rows are free: the answer ages at once, and no worker waits for somebody else.
+attempt makes of its call: done, to be retried (and when), failed or unknown. Writes nothing.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from callqueue import callbacks, clocks, database, states, tables
+from callqueue import clocks, states, tables
 from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.ledger.transaction import EndingCall, lock_calls_to_end, untimed_transaction
+from callqueue.ledger.transaction import EndingCall
 from callqueue.limits.rules import Rule, backoff
 from callqueue.states import FINAL, Move
 
@@ -101,7 +98,7 @@ class Result:
     def stamp(
         self, ended_at: datetime, ended_mono: Mono, sent_at: datetime | None = None
     ) -> Result:
-        """This result, ended then."""
+        """This result, ended then, and sent then if that is known."""
         self.ended_at, self.ended_mono, self.sent_at = ended_at, ended_mono, sent_at
         return self
 
@@ -165,7 +162,7 @@ def after_loss(job: Job, why: str, now: datetime) -> Result:
 def after_giving_up(
     job: Job, why: str, outcome: str = states.GAVE_UP, error: str | None = None
 ) -> Result:
-    """No retry can help. `outcome`: how the attempt ended; voided, it is not charged."""
+    """No retry can help. `outcome`, `error` (None: `why`): the attempt's; voided: not charged."""
     failed = job.call.failed_count + 1
     return _make_result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
 
@@ -190,55 +187,8 @@ def _make_result(
     return Result(job, outcome, status, why=why, error=why if error is None else error, **columns)
 
 
-MOST = 1000  # calls that one round ends
-
-
-def defer(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
-    """Keep what these jobs' calls become, for `end_deferred`: somebody has locked their rows."""
-    rows = [
-        tables.BelatedEnding(
-            attempt_id=job.attempt.id,
-            call_id=job.call.id,
-            number=job.attempt.number,
-            columns=_as_json(one),
-        )
-        for job, one in zip(jobs, columns, strict=True)
-    ]
-    # An earlier try may have kept them, whose answer was lost.
-    tables.BelatedEnding.objects.using(using).bulk_create(rows, ignore_conflicts=True)
-
-
-def end_deferred(using: str) -> int:
-    """End calls whose rows are free by now and that have not gone on; the count."""
-    kept = tables.BelatedEnding.objects.using(using)
-    ids = list(kept.order_by("pk").values_list("pk", flat=True)[:MOST])
-    if not ids:
-        return 0
-
-    def work() -> list[dict[str, Any]]:
-        rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
-        wanted = [row.call_id for row in rows]
-        free, _ = lock_calls_to_end(using, wanted)
-        there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
-        settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
-        kept.filter(pk__in=settled).delete()
-        ended = [
-            with_later_changes(_from_json(row), free[row.call_id])
-            for row in rows
-            if is_ending(free.get(row.call_id), row.number)
-        ]
-        database.update_each(tables.CallQueue, using, ended)
-        return ended
-
-    ended = untimed_transaction(using, work)
-    for status in {columns["status"] for columns in ended} & set(FINAL):
-        pks = [one["pk"] for one in ended if one["status"] == status]
-        callbacks.log_and_announce(using, pks, status)
-    return len(ended)
-
-
-def is_ending(call: EndingCall | None, number: int) -> bool:
-    """Whether a call is free, and still waits for its attempt of this number."""
+def awaits_attempt(call: EndingCall | None, number: int) -> bool:
+    """Whether a call still waits for its attempt of this number; None, locked or gone, does not."""
     return call is not None and call.status in Move.RECORD.sources and call.last_attempt == number
 
 
@@ -248,18 +198,3 @@ def with_later_changes(columns: dict[str, Any], call: EndingCall) -> dict[str, A
         columns["due_at_dt"] = max(columns["due_at_dt"], call.postponed)
     columns["callback_pending"] |= bool(call.callback) and columns["status"] in FINAL
     return columns
-
-
-def _as_json(columns: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in columns.items()
-    }
-
-
-def _from_json(row: Any) -> dict[str, Any]:
-    field: Any = tables.CallQueue._meta.get_field
-    return {
-        name: field("id" if name == "pk" else name).to_python(value)
-        for name, value in row.columns.items()
-    }

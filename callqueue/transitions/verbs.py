@@ -1,9 +1,10 @@
 """The page of verbs: every write of a call's or an attempt's state, each a fenced update.
 
-release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue. Rows are
-locked first and judged then, or the update itself names what it starts from: so of two moves at
-once one wins, and the other changes nothing. An open attempt is inserted where it is charged
-(`dispatch.release_pass`), in the transaction of its release.
+Rows are locked first and judged then, or the update itself names what it starts from: so of two
+moves at once one wins, and the other changes nothing. An open attempt is inserted where it is
+charged (`dispatch.release_pass`), in the transaction of its release. What a call becomes that
+somebody had locked at its record is kept, and written once its row is free: its answer ages at
+once, and no worker waits for somebody else.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ from callqueue.ledger.transaction import (
     Locked,
     as_ending,
     lock_calls_to_change,
+    lock_calls_to_end,
     lock_free_pairs,
     lock_unbegun_of,
     untimed_transaction,
 )
 from callqueue.states import FINAL, LOST, Move
 from callqueue.transitions import ends
-from callqueue.transitions.ends import LONGEST_MESSAGE, Result
+from callqueue.transitions.ends import LONGEST_MESSAGE, Job, Result
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
+MOST_DEFERRED = 1000  # calls that one round of `end_deferred` ends
 TOLERANCE = timedelta(microseconds=clocks.TOLERANCE)
 Row = Mapping[str, Any]
 
@@ -91,7 +94,7 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
 
 
 def tell(using: str, rows: Sequence[Row]) -> int:
-    """Write when open attempts were sent, if still their worker's; the count. Rows: pk, worker."""
+    """Write sent_at of open attempts still their worker's; the count. Rows: pk, worker, sent_at."""
     return _update_if_own(using, rows)
 
 
@@ -109,14 +112,73 @@ def record(
     ended = [
         ends.with_later_changes(columns_of_call(one, locked.wall), locked.calls[one.job.call.id])
         for one in results
-        if ends.is_ending(locked.calls.get(one.job.call.id), one.job.attempt.number)
+        if ends.awaits_attempt(locked.calls.get(one.job.call.id), one.job.attempt.number)
     ]
     database.update_each(tables.CallQueue, using, ended)
     others = [one for one in results if one.job.call.id not in locked.calls]
     if others:
         columns = [columns_of_call(one, locked.wall) for one in others]
-        ends.defer(using, [one.job for one in others], columns)
+        defer_ends(using, [one.job for one in others], columns)
     return results
+
+
+def defer_ends(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
+    """Keep what these jobs' calls become, for `end_deferred`: somebody has locked their rows."""
+    rows = [
+        tables.BelatedEnding(
+            attempt_id=job.attempt.id,
+            call_id=job.call.id,
+            number=job.attempt.number,
+            columns=_as_json(one),
+        )
+        for job, one in zip(jobs, columns, strict=True)
+    ]
+    # An earlier try may have kept them, whose answer was lost.
+    tables.BelatedEnding.objects.using(using).bulk_create(rows, ignore_conflicts=True)
+
+
+def end_deferred(using: str) -> int:
+    """Write and announce what `defer_ends` kept of calls that are free, and wait yet; the count."""
+    kept = tables.BelatedEnding.objects.using(using)
+    ids = list(kept.order_by("pk").values_list("pk", flat=True)[:MOST_DEFERRED])
+    if not ids:
+        return 0
+
+    def work() -> list[dict[str, Any]]:
+        rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
+        wanted = [row.call_id for row in rows]
+        free, _ = lock_calls_to_end(using, wanted)
+        there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
+        settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
+        kept.filter(pk__in=settled).delete()
+        ended = [
+            ends.with_later_changes(_from_json(row), free[row.call_id])
+            for row in rows
+            if ends.awaits_attempt(free.get(row.call_id), row.number)
+        ]
+        database.update_each(tables.CallQueue, using, ended)
+        return ended
+
+    ended = untimed_transaction(using, work)
+    for status in {columns["status"] for columns in ended} & set(FINAL):
+        pks = [one["pk"] for one in ended if one["status"] == status]
+        callbacks.log_and_announce(using, pks, status)
+    return len(ended)
+
+
+def _as_json(columns: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in columns.items()
+    }
+
+
+def _from_json(row: Any) -> dict[str, Any]:
+    field: Any = tables.CallQueue._meta.get_field
+    return {
+        name: field("id" if name == "pk" else name).to_python(value)
+        for name, value in row.columns.items()
+    }
 
 
 def _update_if_own(using: str, rows: Sequence[Row]) -> int:
@@ -205,8 +267,8 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
 
 
 def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
-    """End these calls by a move that has one end, and announce them; those that nobody had locked.
-    `by`: the column that makes them overdue, which must not have changed meanwhile.
+    """End these calls by a move that has one end, and announce them; the ids of those that nobody
+    had locked. `by`: the column that makes them overdue, which must not have changed meanwhile.
     """
     seen = dict(overdue.values_list("pk", by))
     if not seen:
@@ -240,9 +302,7 @@ def fail(using: str, reasons: Mapping[int, str]) -> None:
 
 
 def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
-    """Send these calls once more, those that the move may start from; the count. A call is left out
-    while another unfinished call carries its unique key.
-    """
+    """Requeue what the move starts from, unless another unfinished call has its key; the count."""
     count = untimed_transaction(using, lambda: _requeue(using, pks, move))
     if count:
         events.emit("call_requeued", calls=count, first=pks[0])
@@ -261,9 +321,9 @@ def cancel(using: str, pks: Sequence[int]) -> int:
 
 
 def end_unknown(using: str, call: CallQueue, status: int, why: str) -> bool:
-    """End it DONE or FAILED, as the rule's hook said, and announce it; False: it has gone on."""
+    """End a call DONE or FAILED, as the rule's hook said, announced; False: it has gone on."""
     columns = {**columns_of_end(status), "error_message": why[:LONGEST_MESSAGE]}
-    changed = bool(_still_unknown(using, call).update(**columns))
+    changed = bool(_row_if_unknown(using, call).update(**columns))
     if changed:
         callbacks.log_and_announce(using, [call.pk], status)
     return changed
@@ -279,7 +339,7 @@ def requeue_unknown(using: str, call: CallQueue, after: float) -> bool:
         columns |= {"due_at_dt": due, "ready": False}
 
     def work() -> bool:
-        is_unsettled = _still_unknown(using, call).exists()
+        is_unsettled = _row_if_unknown(using, call).exists()
         return is_unsettled and bool(_requeue(using, [call.pk], Move.RECONCILE, columns))
 
     if changed := untimed_transaction(using, work):
@@ -309,7 +369,7 @@ _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at":
 def _requeue(
     using: str, pks: Sequence[int], move: Move, columns: Mapping[str, Any] | None = None
 ) -> int:
-    """Make them NEW, with these columns; the count. No permits: their code has gone on."""
+    """Make calls NEW, with these columns; the count. No permits: their code has gone on."""
     calls, as_new = tables.calls(using), {**_columns_of_new(), **(columns or {})}
     found = lock_calls_to_change(using, pks, "unique_key", "status", "method")
     keys = [
@@ -369,7 +429,7 @@ def _void_locked(using: str, attempt_ids: Sequence[int]) -> None:
     )
 
 
-def _still_unknown(using: str, call: CallQueue) -> Any:
+def _row_if_unknown(using: str, call: CallQueue) -> Any:
     unknown = tables.calls(using).filter(status__in=Move.RECONCILE.sources)
     return unknown.filter(pk=call.pk, last_attempt=call.last_attempt)
 

@@ -59,10 +59,10 @@ def flat(options: Any) -> list[list[str]]:
 
 
 def _pair(name: str) -> list[str]:
-    from callqueue.dispatch.release_pass import ensure_states
+    from callqueue.dispatch.release_pass import ensure_state_rows
 
     taken: dict[str, list[float]] = {f"{name}-small": [], f"{name}-large": []}
-    ensure_states("default", list(taken))
+    ensure_state_rows("default", list(taken))
     for number in range(PASSES):
         for rule, times in taken.items():
             took = _pass(rule, is_warm=number >= WARM)
@@ -222,11 +222,11 @@ def _count() -> None:
 
 def _release_of_each() -> None:
     """A pass of every group of rules, each of one call, so that the ledger's tallies are kept."""
-    from callqueue.dispatch.release_pass import ensure_states, release
+    from callqueue.dispatch.release_pass import ensure_state_rows, release
     from callqueue.ledger import settings
 
     groups = settings.book_in_force("default").distinct_groups()
-    ensure_states("default", [rule for group in groups for rule in group])
+    ensure_state_rows("default", [rule for group in groups for rule in group])
     for group in groups:
         release("default", group, batch=1)
 

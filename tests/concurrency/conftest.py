@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def rules(settings: Any, transactional_db: None) -> Callable[..., None]:
     """`rules(name=Rule(...), more={...})`: CALLQUEUE from now on, in every thread."""
     from callqueue import conf
-    from callqueue.dispatch.release_pass import ensure_states
+    from callqueue.dispatch.release_pass import ensure_state_rows
 
     def apply(more: dict[str, Any] | None = None, **named: Rule) -> None:
         settings.CALLQUEUE = {"RULES": named, **(more or {})}
-        ensure_states("default", list(conf.current().rules))
+        ensure_state_rows("default", list(conf.current().rules))
 
     return apply
 

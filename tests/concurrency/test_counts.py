@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from callqueue import Rule, SlidingWindow, TokenBucket
 from callqueue.dispatch import publisher
-from callqueue.dispatch.release_pass import Pass, ensure_states, release
+from callqueue.dispatch.release_pass import Pass, ensure_state_rows, release
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import Vendor, make_together
 
@@ -32,7 +32,7 @@ def rules(settings: Any) -> None:
     if connection.vendor == "sqlite":
         pytest.skip("SQLite takes so few values a statement that large batches are several there")
     settings.CALLQUEUE = {"RULES": RULES}
-    ensure_states("default", list(RULES))
+    ensure_state_rows("default", list(RULES))
     # the first pass of a process looks at the clock, and what a pass remembers is written once
     for rule in RULES:
         release("default", [rule])

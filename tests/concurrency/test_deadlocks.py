@@ -16,7 +16,7 @@ from django.db import OperationalError, connections, transaction
 
 from callqueue import Retry, Rule, SlidingWindow, states, transitions
 from callqueue.control import bulk
-from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.dispatch.release_pass import ensure_state_rows, release
 from callqueue.execution import executor
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import BelatedEnding, CallAttempt, CallQueue
@@ -175,7 +175,7 @@ def test_nobody_is_the_victim_of_a_deadlock(
 ) -> None:
     """CALLQUEUE_EXAMPLES=300 is five minutes."""
     settings.CALLQUEUE = SETTINGS
-    ensure_states("default", list(SETTINGS["RULES"]))  # type: ignore[call-overload]
+    ensure_state_rows("default", list(SETTINGS["RULES"]))  # type: ignore[call-overload]
     monkeypatch.setattr(executor, "LOCKED", (0.0,))
     everybody = Hammer(remote)
     everybody.run(examples(3, 300))

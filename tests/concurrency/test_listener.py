@@ -141,7 +141,7 @@ def test_after_two_words_for_nothing_senders_are_let_be_for_a_while(bell: Any) -
         bell.wait(threading.Event(), 0.1)
 
     hear()
-    bell.note_served()
+    bell.note_useful_wake()
     hear()
     assert _is_armed()
     hear()

@@ -29,10 +29,9 @@ from callqueue import (
     database,
 )
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.dispenser import Dispenser, give_sign_of_life
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import ledger_time, settings
-from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
 from callqueue.permits import apart, waiting
 from callqueue.permits.granted import Permit
@@ -238,7 +237,7 @@ def test_a_new_process_lets_the_clock_settle_where_a_dispenser_may_have_seen_it_
     rules(r=Rule())
     ledger_time.forget_readings()
     assert isinstance(new_waiter(wait=0).step(), Job)
-    recovery.beat("default", "another")
+    give_sign_of_life("default", "another")
     ledger_time.forget_readings()
     waiter = new_waiter(wait=0)
     pause = waiter.step()

@@ -151,7 +151,7 @@ def test_who_is_frozen_within_a_transaction_keeps_passes_and_the_clock_back_for_
     rules(r=LOOSE)
     for module in (ledger_time, rule_rows):
         monkeypatch.setattr(module, "SILENT", 1)
-    release_pass.ensure_states("default", ["r"])
+    release_pass.ensure_state_rows("default", ["r"])
     control.pause("default", "r", key="k")
     send("r")
     wake_all_keys = ready_calls.wake_all_keys

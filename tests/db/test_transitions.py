@@ -213,7 +213,7 @@ def test_an_end_is_owed_to_a_callback_to_a_receiver_and_to_who_waits_for_a_task(
 def kept(end: Callable[[Job], Result], job: Job) -> None:
     """Write an end as of a call that somebody had locked then: later."""
     columns = transitions.verbs.columns_of_call(end(job), timezone.now())
-    transitions.ends.defer("default", [job], [columns])
+    transitions.verbs.defer_ends("default", [job], [columns])
     assert transitions.end_deferred("default") == 1
 
 

@@ -95,7 +95,7 @@ class Sabotage(AppConfig):
         _wrap("before-begin", claim, "take_begun")
         _wrap("before-socket", request.SlotGate, "wait")
         _wrap("before-record", recorder, "record")
-        _wrap("inside-record", ends, "is_ending")  # the attempts are written
+        _wrap("inside-record", ends, "awaits_attempt")  # the attempts are written
         _wrap("after-record", recorder, "record")
         _wrap("inside-release", release_pass, "charge", after=True)
         _wrap("before-commit", maker, "take_off", after=True)  # its calls are being composed

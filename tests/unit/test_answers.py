@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue.answers import BASE64, UTF_8, WITHHELD, Answer, answer_of, packed, unpacked
+from callqueue.answers import BASE64, UTF_8, WITHHELD, Answer, answer_of, pack_body, unpack_body
 from callqueue.exceptions import AnswerCut, CallQueueError
 from callqueue.fields import UNREADABLE
 from callqueue.texts import storable
@@ -20,7 +20,7 @@ CHARSETS = ["utf-8", "ISO-8859-1", "windows-1252", "utf-16", "utf-16-le", "Shift
 
 
 def answered(body: bytes, charset: str | None = None, keep: int = 65536, **more: Any) -> Answer:
-    text, form = packed(body[:keep], charset, is_cut=len(body) > keep)
+    text, form = pack_body(body[:keep], charset, is_cut=len(body) > keep)
     row = {"response_status": 200, "response_headers": {"Content-Type": "text/plain"}}
     row |= {"response_body": text, "response_form": form, "response_size": len(body), **more}
     answer = answer_of(SimpleNamespace(**row), UNREADABLE)
@@ -30,16 +30,16 @@ def answered(body: bytes, charset: str | None = None, keep: int = 65536, **more:
 
 @given(st.binary(max_size=300) | st.text(max_size=100).map(str.encode), st.sampled_from(CHARSETS))
 def test_the_bytes_that_came_come_back(content: bytes, charset: str | None) -> None:
-    text, form = packed(content, charset, is_cut=False)
+    text, form = pack_body(content, charset, is_cut=False)
     assert storable(text) == text
-    assert unpacked(text, form) == content
+    assert unpack_body(text, form) == content
 
 
 @given(st.text(max_size=100), st.sampled_from(CHARSETS[:10]), st.integers(0, 60))
 def test_of_a_body_that_is_cut_the_beginning_comes_back(text: str, charset: Any, keep: int) -> None:
     content = text.encode(charset, "replace")
-    kept, form = packed(content[:keep], charset, is_cut=len(content) > keep)
-    back = unpacked(kept, form)
+    kept, form = pack_body(content[:keep], charset, is_cut=len(content) > keep)
+    back = unpack_body(kept, form)
     assert content.startswith(back)
     assert min(len(content), keep) - len(back) < 8
 
@@ -58,7 +58,7 @@ def test_of_a_body_that_is_cut_the_beginning_comes_back(text: str, charset: Any,
 def test_text_stays_readable_in_the_table(
     body: bytes, charset: str | None, column: str, form: str
 ) -> None:
-    assert packed(body, charset, is_cut=False) == (column, form)
+    assert pack_body(body, charset, is_cut=False) == (column, form)
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ MAKER = "whoever makes the call needs its rule: timeouts, hooks, what to retry"
 # By module and function: why, for as many looks at the settings as it takes.
 REASONS = {
     "ledger/settings.py:book_in_force": "joined with what all others hold",
+    "dispatch/dispenser.py:hold_everything": "every rule that may release here",
     "dispatch/dispenser.py:Dispenser.__init__": "stated as its opinion, before it releases",
     "permits/waiting.py:Waiter._make_pass": "joined with what all others hold",
     # What is in force may have rules that these settings lack; those are somebody else's to judge.
     "maintenance/recovery.py:_ids_to_end_here": "leaves to others what they know",
     "maintenance/recovery.py:_result_of_loss": MAKER,
     "maintenance/recovery.py:fail_orphans": "fails what no dispenser knows, by all opinions",
-    "maintenance/recovery.py:hold_everything": "every rule that may release here",
     "execution/claim.py:_jobs_of_rows": MAKER + "; without it, dispensers are asked who has it",
     "execution/request.py:_policy": "what this process may connect to; no opinion says anything of hosts",
     "ledger/settings.py:book_lately": "joined with what all others hold",

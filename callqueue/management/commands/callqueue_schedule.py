@@ -37,7 +37,7 @@ class Command(CallQueueCommand):
         interval = conf.current().interval
         entries = periodic.beat_schedule(interval=interval, queue=options["queue"])
         if options["remove"]:
-            self.say(f"removed {periodic.remove(entries)} periodic tasks")
+            self.say(f"removed {periodic.remove_rows(entries)} periodic tasks")
             return
-        for name, what in periodic.write(entries).items():
+        for name, what in periodic.write_rows(entries).items():
             self.say(f"{name}: {what}")

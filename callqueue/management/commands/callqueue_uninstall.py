@@ -107,7 +107,7 @@ def _drop(using: str, plan: Plan) -> None:
         for grants in _grant_models() if name == "permission" else ():
             grants._base_manager.using(using).filter(permission__in=pks).delete()
         found.model._base_manager.using(using).filter(pk__in=pks)._raw_delete(using)
-    periodic.remove(plan.periodic_tasks)
+    periodic.remove_rows(plan.periodic_tasks)
     database.drop_tables(using, plan.tables)
 
 

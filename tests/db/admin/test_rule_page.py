@@ -17,11 +17,11 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, control
 from callqueue.admin.rule_actions import rule_url
+from callqueue.dispatch.dispenser import hold_everything
 from callqueue.history import errors, sums
 from callqueue.history.sums import DAY_S
 from callqueue.ledger import ledger_time
 from callqueue.look import look
-from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, SettingsState
 from tests.db.admin.staff import (
     CHANGELIST,
@@ -352,7 +352,7 @@ def test_the_hold_after_a_restored_backup_is_ended_on_purpose(rules: Rules, root
     page = rule_url("pay")
     act(root, do="pause", rule="pay", how="resumed", confirm="yes")
     assert 'name="restored"' not in text_of(root.get(page))
-    recovery.hold_everything("default")
+    hold_everything("default")
     assert 'name="restored"' in text_of(root.get(page))
     assert "1 hold ended. It is still held after a restored backup, until 2" in act(
         root, do="resume", rule="pay", confirm="yes"

@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, control, states
 from callqueue.control import bulk
+from callqueue.dispatch.dispenser import hold_everything
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import holds, ledger_time
-from callqueue.maintenance import recovery
 from callqueue.models import CallQueue, Hold
 from callqueue.sending.validation import check_key
 from tests.db.commands import run
@@ -149,7 +149,7 @@ def test_a_pause_of_seconds_that_make_none_is_refused(seconds: float) -> None:
 def test_the_hold_after_a_restored_backup_ends_by_its_own_name_only() -> None:
     """A pause, for less or without end, and a resume are about what somebody else laid."""
     run("pause", "other")
-    recovery.hold_everything("default")
+    hold_everything("default")
     safe = dict(Hold.objects.filter(source="restored").values_list("rule", "until"))
     assert set(safe) == {"r", "other", "default"}
     run("pause", "r", "--for", "1m")
@@ -174,9 +174,9 @@ def test_the_hold_after_a_restored_backup_ends_by_its_own_name_only() -> None:
 
 
 def test_a_backup_restored_twice_makes_the_hold_no_shorter() -> None:
-    recovery.hold_everything("default")
+    hold_everything("default")
     Hold.objects.update(until=ledger_time.now("default") + timedelta(days=9))
-    recovery.hold_everything("default")
+    hold_everything("default")
     left = min(Hold.objects.values_list("until", flat=True)) - ledger_time.now("default")
     assert left > timedelta(days=8)
 

@@ -12,7 +12,7 @@ import callqueue
 from callqueue import Rule, SlidingWindow, transitions
 from callqueue.dispatch import choosing, release_pass
 from callqueue.dispatch.choosing import LEAST
-from callqueue.dispatch.release_pass import ensure_states
+from callqueue.dispatch.release_pass import ensure_state_rows
 from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time
 from callqueue.ledger.account import SAMPLE
@@ -28,7 +28,7 @@ SHORT = {"LEASE": {"RELEASE": 2, "GRACE": 30}}  # seconds: the least that a queu
 def passes(*rules: str) -> list[int]:
     """The attempts that passes release until none releases any more."""
     ids: list[int] = []
-    ensure_states("default", rules)
+    ensure_state_rows("default", rules)
     for _ in range(100):
         made = release_pass.release("default", list(rules))
         ids += [one.attempt_id for one in made.released]

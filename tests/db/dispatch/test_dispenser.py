@@ -18,12 +18,19 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, broker, clocks, tasks
 from callqueue.dispatch import chores, publisher
-from callqueue.dispatch.dispenser import ANSWERS, AWAY, SENT, Dispenser, name_of_process
+from callqueue.dispatch.dispenser import (
+    ANSWERS,
+    AWAY,
+    SENT,
+    Dispenser,
+    give_sign_of_life,
+    name_of_process,
+)
 from callqueue.dispatch.next_look import NO_ROOM, NextLook, RuleGroup
 from callqueue.dispatch.release_pass import Taker, release
 from callqueue.execution import claim
 from callqueue.ledger import ledger_time, rule_rows
-from callqueue.maintenance import cleanup, recovery
+from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.celery_app import app
 from tests.support.behaviour import send
@@ -113,7 +120,7 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
         else:
             ledger_time.watch("default").since = clocks.monotonic() - 60
         if others:
-            recovery.beat("default", "another")
+            give_sign_of_life("default", "another")
         waits.clear()
         dispenser.wait_until_clock_settles(stop)
         assert bool(waits) == (others and is_new)
@@ -216,7 +223,7 @@ def test_the_next_turn_notices_that_all_is_published_and_asks_for_no_group_that_
     group = dispenser.groups["r",]
     dispenser._listener = listener = Mock()
     dispenser._wake_groups({"r"})
-    assert listener.note_served.called, "it was no word for nothing"
+    assert listener.note_useful_wake.called, "it was no word for nothing"
     dispenser.tick()
     send("r")
     group.look_at, dispenser._poll_at = time.monotonic() + 60, 0.0

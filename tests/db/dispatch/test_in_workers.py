@@ -34,16 +34,15 @@ from callqueue import (
     worker,
 )
 from callqueue.dispatch import publisher
-from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.dispenser import Dispenser, give_sign_of_life, note_dispenser_gone
 from callqueue.dispatch.publisher import MAKE_API_CALL, Message
-from callqueue.dispatch.release_pass import Begun, Taker, ensure_states, release
+from callqueue.dispatch.release_pass import Begun, Taker, ensure_state_rows, release
 from callqueue.exceptions import InvalidCall
 from callqueue.execution import claim, flight, process, recorder, request
 from callqueue.ledger import ledger_time
 from callqueue.limits.in_force import digest_of, opinion_of
 from callqueue.look import alive
 from callqueue.look.alive import BEAT, BUSY, RUN, STEADY, WORKER
-from callqueue.maintenance import recovery
 from callqueue.maker import WorkersMaker, is_consumed, take_off
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.transitions import Job
@@ -169,7 +168,7 @@ def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
     consumes("here")
     rules({"DISPENSER": {"IN_WORKERS": 1}}, r=Rule(queues="here", limits=[SlidingWindow("9/s")]))
     others = send("r")
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     release("default", ["r"])
     claim.begin("default", [others.attempts.get().pk], "another")
     send("r"), send("r")
@@ -232,7 +231,7 @@ def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule_by_its_name_or_th
 
 def begin() -> list[Job]:
     """A pass of this process over rule r; the jobs that it has to make then."""
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     begun = release("default", ["r"], taker=Taker("me", claim.READS)).begun
     return [] if begun is None else claim.take_begun("default", begun.rows, begun.reading)
 
@@ -299,7 +298,7 @@ def test_what_is_composed_meanwhile_is_sent_and_recorded_once_it_is_begun_for_ce
         return clear
 
     rules(r=Rule())
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     send("r")
     with pytest.raises(OperationalError) if what == "is undone" else nullcontext():
         release("default", ["r"], taker=Taker("me", claim.READS, take))
@@ -381,9 +380,9 @@ def test_who_goes_first(
         own = name if kind != BEAT else ""
         return alive.is_outranked("default", kind, own, releases=releases)
 
-    recovery.beat("default", "k", other, digest="other")
+    give_sign_of_life("default", "k", other, digest="other")
     assert not judged()
-    recovery.beat("default", "k", other, digest=digest)
+    give_sign_of_life("default", "k", other, digest=digest)
     assert judged() == is_outranked
     assert not judged("k") or kind == BEAT, "by himself"
     if kind == other == WORKER:
@@ -402,8 +401,8 @@ def test_who_comes_after_a_worker_that_was_killed_need_not_wait_for_its_silence(
     dead = {f"{host}:{killed.pid}:1", f"{host}:{os.getpid()}:2"}
     others = {f"{host}:{os.getppid()}:3", f"elsewhere:{killed.pid}:4", seat.name}
     for name in dead | others:
-        recovery.beat("default", name, WORKER, digest=digest)
-    recovery.beat("default", f"{host}:{killed.pid}:5", STEADY, digest=digest)
+        give_sign_of_life("default", name, WORKER, digest=digest)
+    give_sign_of_life("default", f"{host}:{killed.pid}:5", STEADY, digest=digest)
     worker._bury_dead("default", seat)
     assert {one.name for one in alive.running("default")} == {*others, f"{host}:{killed.pid}:5"}
 
@@ -432,7 +431,7 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     rules(r=Rule(queues="here"))
     digest, killed = digest_of(opinion_of(conf.current().book)), subprocess.Popen(["true"])
     killed.wait()
-    recovery.beat("default", "d", STEADY, digest=digest)
+    give_sign_of_life("default", "d", STEADY, digest=digest)
     monkeypatch.setattr(worker, "LOOK", 0.05)
     monkeypatch.setattr(worker, "WAIT", 0.05)
     call, releaser = send("r"), Releaser("default", seat)
@@ -440,15 +439,15 @@ def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
     time.sleep(0.5)
     assert not releaser.is_releasing
     name = f"{texts.host_name()}:{killed.pid}:1"
-    recovery.beat("default", name, WORKER, digest=digest)
-    recovery.take_leave("default", "d")
+    give_sign_of_life("default", name, WORKER, digest=digest)
+    note_dispenser_gone("default", "d")
     time.sleep(0.5)
     assert not releaser.is_releasing
     overdue = timedelta(seconds=worker.OVERDUE)
     DispenserState.objects.filter(pk=name).update(seen_at=ledger_time.now("default") - overdue)
     wait_until(lambda: CallQueue.objects.get(pk=call.pk).status == Status.DONE, 10)
     assert releaser.is_releasing
-    recovery.beat("default", "d", STEADY, digest=digest)
+    give_sign_of_life("default", "d", STEADY, digest=digest)
     wait_until(lambda: not releaser.is_releasing, 10)
     assert DispenserState.objects.get(pk=seat.name).digest == ""
 

@@ -16,7 +16,7 @@ from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.conf import current
 from callqueue.database import to_us
 from callqueue.dispatch import choosing
-from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.dispatch.release_pass import ensure_state_rows, release
 from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.memo import Memo
@@ -48,7 +48,7 @@ def counts(of: Callable[[], Any] = lambda: a_pass()) -> bool:
 def a_pass(rule: str = "r") -> int:
     """Make a pass; how many it releases."""
     group = current().book.groups[rule]
-    ensure_states("default", group)
+    ensure_state_rows("default", group)
     return len(release("default", group).released)
 
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, conf, states
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.release_pass import ensure_states
+from callqueue.dispatch.release_pass import ensure_state_rows
 from callqueue.history import audit
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.limits import kinds
@@ -32,7 +32,7 @@ def waiting_calls(
     """These calls wait under rule r; a clock in the test's hands."""
     clock = at_command(monkeypatch)
     rules(r=rule)
-    ensure_states("default", list(conf.current().rules))
+    ensure_state_rows("default", list(conf.current().rules))
     CallQueue.objects.send_many(calls, rule="r")
     CallQueue.objects.update(due_at_dt=clock.wall, ready=True)
     ledger_time.watch("default").look()
@@ -164,7 +164,7 @@ def test_what_a_pass_does_not_come_to_is_not_said_to_wait_for_a_limit(rules: Rul
     rules(r=Rule(limits=[SlidingWindow("9/m")]))
     for _ in range(3):
         send("r")
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     assert len(release_pass.release("default", ["r"], batch=2).released) == 2
     assert RuleState.objects.get(rule="r").memo["binding"] == {}
 

@@ -154,7 +154,7 @@ def test_a_message_with_ids_that_no_database_takes_fails_no_other(
         with suppress(TypeError):  # what is no list of ids fails its own task
             assert tasks.make_api_call(forged) == 0
     boarded: list[list[int]] = []
-    monkeypatch.setattr(process, "take", lambda using, ids, task: boarded.append(ids))
+    monkeypatch.setattr(process, "take_attempts", lambda using, ids, task: boarded.append(ids))
     monkeypatch.setattr(tasks.make_api_call, "request_stack", LocalStack())
     tasks.make_api_call.push_request(called_directly=False, is_eager=False)
     tasks.make_api_call.run([*FORGED, *ids])

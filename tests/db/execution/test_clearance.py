@@ -18,7 +18,7 @@ import callqueue
 from callqueue import Rule, SlidingWindow, database
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.release_pass import Begun, Taker, ensure_states, release
+from callqueue.dispatch.release_pass import Begun, Taker, ensure_state_rows, release
 from callqueue.execution import claim, flight, process, request
 from callqueue.ledger import rule_rows
 from callqueue.maintenance import recovery
@@ -46,7 +46,7 @@ def _process(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process of its own, with leases that do not end while a test lasts."""
     monkeypatch.setattr(process, "_flights", {})
     rules({"LEASE": {"RELEASE": 600, "GRACE": 600}}, r=Rule(limits=LIMITS))
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     yield
     process.land(seconds=20)
     process.note_worker(None)

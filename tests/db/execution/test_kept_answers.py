@@ -231,7 +231,7 @@ def kept(
     result = Result(of or job(), SUCCEEDED, Status.DONE, None, 0, 0)
     result.response = response(200, {}, body)
     result.response.headers, result.response.encoding = dict(headers), charset
-    request.scrubbed(result, values)
+    request.scrub_result(result, values)
     return dict(result.kept)
 
 

@@ -32,7 +32,7 @@ from callqueue import (
 )
 from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.release_pass import ensure_states
+from callqueue.dispatch.release_pass import ensure_state_rows
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import executor, process
 from callqueue.execution.flight import Flight
@@ -202,7 +202,7 @@ def test_a_permit_is_struck_at_every_moment(deed: str) -> None:
 
     def prepare() -> None:
         entered.clear()
-        ensure_states("default", ["r"])
+        ensure_state_rows("default", ["r"])
 
     def work(_: None) -> None:
         with suppress(DatabaseError), permit("r", wait=30, cost=2) as taken:

@@ -53,7 +53,7 @@ def _process(
 
 
 @contextmanager
-def taking(ids: list[int], take: Any = process.take) -> Iterator[Future[int]]:
+def taking(ids: list[int], take: Any = process.take_attempts) -> Iterator[Future[int]]:
     """A slot takes a message with these attempts; how many of their calls it has begun."""
     with ThreadPoolExecutor() as pool:
         yield pool.submit(take, "default", ids, make_api_call)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from callqueue import Concurrency, Forecast, Rule, SlidingWindow, database, forecast
+from callqueue.dispatch.dispenser import give_sign_of_life
 from callqueue.history import sums
 from callqueue.ledger import holds, ledger_time
-from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
@@ -25,7 +25,7 @@ Rules = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def _a_dispenser_runs(db: None) -> None:
-    recovery.beat("default", "a dispenser")
+    give_sign_of_life("default", "a dispenser")
     DispenserState.objects.update(digest="its settings")
 
 

@@ -29,8 +29,8 @@ from callqueue import (
 )
 from callqueue.database import ClockNow, from_us, server_clock
 from callqueue.dispatch.chores import Chores
-from callqueue.dispatch.dispenser import Membership
-from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.dispatch.dispenser import Membership, give_sign_of_life
+from callqueue.dispatch.release_pass import ensure_state_rows, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
 from callqueue.execution.connection import Trip
@@ -89,7 +89,7 @@ def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db:
     monkeypatch.setattr(telling, "SLOW", 0.0)
     two_clocks = at_command(monkeypatch)
     monkeypatch.setattr(ledger_time, "time", SimpleNamespace(sleep=two_clocks.pass_by))
-    ensure_states("default", list(conf.current().rules))
+    ensure_state_rows("default", list(conf.current().rules))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
     CallQueue.objects.send_many([url] * 100, rule="r")
     CallQueue.objects.update(due_at_dt=two_clocks.wall, ready=True)
@@ -184,7 +184,7 @@ def test_who_leaves_while_the_clock_jumps_leaves_the_opinion_that_others_hold(
     two_clocks.jump(86400 * 2)
     if begins:
         ledger_time.forget_readings()
-        recovery.beat("default", "new")
+        give_sign_of_life("default", "new")
         others.look()
     goes.leave()
     assert rates_in_force() == {"2/m", "40/m"}
@@ -223,7 +223,7 @@ def test_a_sign_of_life_by_a_clock_that_was_set_back_is_put_right(two_clocks: Cl
     two_clocks.pass_by(1)
     two_clocks.jump(-3600)
     party.heartbeat()
-    recovery.beat("default", "me", digest=party.digest)
+    give_sign_of_life("default", "me", digest=party.digest)
     two_clocks.pass_by(0.1)
     others.look()
     assert settings._has_live_dispenser("default", party.digest, two_clocks.ledger)
@@ -929,7 +929,7 @@ def test_a_key_waits_no_longer_where_ledger_time_stays_late(
     others.be("dispenser").settle()
     for _ in range(2):
         send("keyed", key="k")
-    ensure_states("default", ["keyed"])
+    ensure_state_rows("default", ["keyed"])
     release("default", ["keyed"])
     answer_all(two_clocks)
     assert release("default", ["keyed"]).released == []
@@ -982,7 +982,7 @@ def test_a_tally_of_a_key_forgets_in_time_what_ended_by_a_time_that_stays_late(
 ) -> None:
     """It was before what had left already, so nothing took it away until all was counted anew."""
     rules(keyed=Rule(limits=[limit]))
-    ensure_states("default", ["keyed"])
+    ensure_state_rows("default", ["keyed"])
     others.look("dispenser", then=2)
     others.be("dispenser").settle()
     for _ in range(50):
@@ -1165,7 +1165,7 @@ def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) 
     """A call that a worker has begun, an hour after the last jump. The clocks are real."""
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     monkeypatch.setattr(ledger_time, "_watches", {})
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     LedgerState.objects.filter(pk=ledger_time.ROW).update(moved=3_600_000_000)
     CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="r")
     (begun,) = begin("default", [one.attempt_id for one in release("default", ["r"]).released])
@@ -1317,7 +1317,7 @@ def full(settings: Any, watched: ledger_time.Watch) -> None:
     """A day's window in which MANY count, and ROOM more have room."""
     window = SlidingWindow(f"{MANY + ROOM}/d")
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[window])}}
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     ended = ledger_time.now("default") - timedelta(hours=12)
     CallAttempt.objects.create(
         call_id=10**9, number=1, rule="r", queue="celery", cost=1, calls=1, outcome=states.SUCCEEDED,
@@ -1406,7 +1406,7 @@ def test_what_went_before_the_clock_was_set_went_on_the_day_that_it_is_now(
 ) -> None:
     """The clock was wrong before: for the provider it is a second ago."""
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[FixedWindow("2/d")])}}
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     assert sent_and_released(3)[0] == 2
     monkeypatch.setattr(server_clock, "ahead", timedelta(days=1))
     watched.look()

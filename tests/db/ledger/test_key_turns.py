@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, control, database
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.release_pass import LEAD, ensure_states
+from callqueue.dispatch.release_pass import LEAD, ensure_state_rows
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.ledger import holds, ready_calls
 from callqueue.maintenance import cleanup
@@ -30,7 +30,7 @@ Rules = Callable[..., None]
 
 def passes(count: int, rule: str = "r") -> list[str]:
     """The keys that so many passes release, one after the other."""
-    ensure_states("default", [rule])
+    ensure_state_rows("default", [rule])
     keys = []
     for _ in range(count):
         ids = [one.attempt_id for one in make_pass("default", [rule]).released]
@@ -217,7 +217,7 @@ def test_news_is_taken_by_priority(rules: Rules, monkeypatch: pytest.MonkeyPatch
     for key in "abcdefg":
         send("q", key=key), send("r", key=key)
     urgent = send("r", key="h", priority=1)
-    ensure_states("default", ["q", "r"])
+    ensure_state_rows("default", ["q", "r"])
     make_pass("default", ["q", "r"])
     assert CallAttempt.objects.get(rule="r").call_id == urgent.pk
 
@@ -266,7 +266,7 @@ def test_a_pass_goes_on_behind_as_many_blocked_keys_as_one_looks_at(rules: Rules
     past_attempts("r", keys, minutes=[60] * len(keys))
     for key in [*keys, "zz-new"]:
         send("r", key=key)
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     made = make_pass("default", ["r"])
     assert (made.released, made.next_look.goes_on) == ([], True)
     assert passes(1) == ["zz-new"]
@@ -278,7 +278,7 @@ def test_a_pass_goes_on_where_a_key_has_more_though_another_ones_call_is_kept_ba
     rules(r=Rule(limits=[SlidingWindow("2/h", per="key", unit="tokens")]))
     for key, cost in [*[("a", {})] * 4, *[("b", {"tokens": 2})] * 2]:
         send("r", key=key, cost=cost or None)
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     made = make_pass("default", ["r"], batch=4)
     assert [one.key for one in made.released] == ["a", "b", "a"]
     assert made.next_look.goes_on

@@ -28,7 +28,7 @@ from callqueue import (
 )
 from callqueue.database import to_us
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.release_pass import ensure_states
+from callqueue.dispatch.release_pass import ensure_state_rows
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time, tallies, tally_rows
@@ -104,7 +104,7 @@ def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
     link, hourly = SlidingWindow("100000/h", name="link"), SlidingWindow("10/h", per="key")
     apart = {"a": Rule(), "b": Rule(limits=[hourly])}
     rules(**apart)
-    ensure_states("default", ["a", "b"])
+    ensure_state_rows("default", ["a", "b"])
     past_attempts("b", ["T"] * 10, minutes=[58] * 5 + [30] * 5)
     send("b", key="other")
     release_all("b")
@@ -179,7 +179,7 @@ def test_keys_are_counted_from_what_ended_minutes_ago(
 ) -> None:
     """What had no tokens charges none."""
     rules(r=Rule(limits=[limit]))
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     past_attempts("r", ["T"] * 5, minutes=[2] * 4 + [1])
     for key in "TU":
         for _ in range(5):
@@ -229,7 +229,7 @@ def test_what_has_left_leaves_once_though_another_process_reads_a_slightly_earli
 ) -> None:
     clock = at_command(monkeypatch)
     rules(r=Rule(limits=[SlidingWindow("4/h", per="key")]))
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     ledger_time.watch("default").look()
     clock.pass_by(1)
     past_attempts("r", ["K"] * 3, minutes=[(3600 - left) / 60 for left in (10, 10.1, 1800)])
@@ -265,7 +265,7 @@ def test_the_tallies_are_what_counting_anew_gives(
         r=Rule(limits=[limit, SlidingWindow("3000/h")]),
         s=Rule(limits=[SlidingWindow("4/m", per="key")]),
     )
-    ensure_states("default", ["r", "s"])
+    ensure_state_rows("default", ["r", "s"])
     now = 0.0
     for _ in range(60):
         step = chance.random()
@@ -323,7 +323,7 @@ def test_passes_read_no_more_rows_however_many_attempts_the_window_has(
     for size in (200, 4_000):
         for model in (CallAttempt, RuleState, Tally):
             model.objects.all().delete()
-        ensure_states("default", ["r"])
+        ensure_state_rows("default", ["r"])
         keys = [check_key({"key": f"k{n}", "workspace": f"w{n}"}) for n in range(size // 10)]
         past_attempts("r", keys * 10, minutes=[1200 * n / size for n in range(size)], cost=tokens)
         with connection.cursor() as cursor:
@@ -466,7 +466,7 @@ def test_thousands_that_cost_more_are_counted_before_the_next_release(
     """They all left the window, and nobody made a pass since."""
     rules(r=Rule(limits=[SlidingWindow("50000/h", unit="tokens")]))
     count = CORRECTIONS + 200
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     for ended, many, tokens in ((-1 / 60, count, 10), (-200 / 60, 499, 100)):
         cost = {"calls": 1, "tokens": tokens}
         past_attempts("r", [""] * many, minutes=[ended] * many, cost=cost)
@@ -533,7 +533,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
 def test_what_is_recorded_late_is_taken_away_once(rules: Rules, later: Later, limit: Limit) -> None:
     """Late, but within the window: it leaves as others do, and no call more goes for it."""
     rules(r=Rule(limits=[limit.with_rate(limit.rate_text.replace("1/", "3/", 1))]))
-    ensure_states("default", ["r"])
+    ensure_state_rows("default", ["r"])
     for _ in range(9):
         send("r", key="late")
     assert len(make_pass("default", ["r"]).released) == 3
@@ -613,7 +613,7 @@ def test_a_permit_that_is_settled_after_it_has_left_makes_no_room_twice(
 def release_all(rule: str, *, answered: bool = True) -> None:
     """Passes over the rule's group until there is nothing more to release."""
     group = conf.current().book.groups[rule]
-    ensure_states("default", group)
+    ensure_state_rows("default", group)
     while make_pass("default", group).released:
         pass
     if answered:

@@ -13,11 +13,10 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 from callqueue import Rule, beat_schedule, broker, database
-from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.dispenser import Dispenser, give_sign_of_life
 from callqueue.ledger import ledger_time
 from callqueue.look import doctor
 from callqueue.look.doctor import Check, Facts, run_check
-from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from callqueue.testing import run_callqueue
 from tests.celery_app import app
@@ -82,13 +81,13 @@ def test_a_dispensers_sign_of_life_is_wanted_every_few_seconds() -> None:
 
 def test_beats_task_runs_between_its_turns_and_leaves_the_work_to_others(settings: Any) -> None:
     settings.CALLQUEUE = {"DISPENSER": {"INTERVAL": 300.0}}
-    recovery.beat("default", "host:2", "beat")
+    give_sign_of_life("default", "host:2", "beat")
     assert found("dispenser") == Check("dispenser", True, "running: host:2")
     DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=290))
     assert found("dispenser").ok
     DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=1000))
     assert not found("dispenser").ok
-    recovery.beat("default", "host:2", "beat")
+    give_sign_of_life("default", "host:2", "beat")
     Dispenser(name="host:1").run_once()
     assert found("dispenser") == Check("dispenser", True, "running: host:1")
 
@@ -100,14 +99,14 @@ def test_where_callqueue_run_makes_all_calls_no_broker_is_missed(
     rules(r=Rule(queues="egress"))
     send("r", callback="tests.echo")
     assert not found("broker").ok
-    recovery.beat("default", "host:1", "run", digest="ab")
+    give_sign_of_life("default", "host:1", "run", digest="ab")
     for name in ("settings", "broker", "visibility timeout", "workers", "one broker", "schedule"):
         assert found(name).ok, found(name)
     assert found("workers").detail == found("broker").detail == doctor.RUNS
     assert found("dispenser").detail == "running: host:1 (callqueue_run)"
     celery(beat_schedule=beat_schedule())
     assert found("schedule").ok, "it does what beat would do"
-    recovery.beat("default", "host:2", "steady", digest="ab")
+    give_sign_of_life("default", "host:2", "steady", digest="ab")
     assert not found("workers").ok, "the other one publishes"
     assert not found("broker").ok
 
@@ -119,11 +118,11 @@ def test_a_worker_that_releases_needs_a_broker_and_no_beat(
     rules(r=Rule())
     celery(beat_schedule=beat_schedule())
     assert not found("schedule").ok
-    recovery.beat("default", "host:1", "worker", digest="ab")
+    give_sign_of_life("default", "host:1", "worker", digest="ab")
     assert found("dispenser").detail == "running: host:1 (a worker)"
     assert found("schedule").ok, "it does what beat would do"
     assert not found("broker").ok
-    recovery.beat("default", "host:1", "busy", digest="ab")
+    give_sign_of_life("default", "host:1", "busy", digest="ab")
     assert found("dispenser").detail == "running: host:1 (a busy worker)"
     assert found("schedule").ok
 
@@ -152,7 +151,7 @@ def test_two_schedules_are_one_too_many(celery: Callable[..., None]) -> None:
     """But where django-celery-beat's scheduler copies one into the database."""
     assert found("schedule").ok
     run("schedule")
-    recovery.beat("default", "w:1", "beat")
+    give_sign_of_life("default", "w:1", "beat")
     assert found("schedule") == Check("schedule", True, "in django-celery-beat, and beat runs")
     celery(beat_schedule=beat_schedule())
     assert_wrong(
@@ -175,9 +174,9 @@ def test_a_beat_that_is_scheduled_and_does_not_run_is_told(celery: Callable[...,
     assert_wrong(found("schedule"), "for 5 days", "callqueue_cleanup")
     call.delete()
     celery(beat_schedule=beat_schedule())
-    recovery.beat("default", "d:1", "steady")
+    give_sign_of_life("default", "d:1", "steady")
     assert_wrong(found("schedule"), "no task of beat has run", "beat`")
-    recovery.beat("default", "w:1", "beat")
+    give_sign_of_life("default", "w:1", "beat")
     assert found("schedule").ok
     DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(minutes=3))
     assert_wrong(found("schedule"), "nothing deletes old calls", "beat`")
@@ -237,7 +236,7 @@ def test_a_ledger_from_the_future_is_told_and_a_clock_that_was_set_long_ago_make
 ) -> None:
     """Rules that a dispenser held after a restore are a sign for an hour."""
     move_ledger(set_by)
-    recovery.beat("default", "d:1", "steady", digest="one")
+    give_sign_of_life("default", "d:1", "steady", digest="one")
     send("r")
     release()
     assert found("ledger").ok

@@ -169,7 +169,7 @@ def test_while_one_worker_asks_no_other_asks_of_the_rule_and_of_others_as_ever(
         asked.append(call.rule)
         assert not connection.in_atomic_block
         if asked == ["hangs"]:
-            assert not reconcile._claim("default", call)
+            assert not reconcile._claim_call("default", call)
             assert reconcile.queues_wanted("default") == ["two"]
             assert reconcile.ask_due("default") == 1
             with monkeypatch.context() as patched:  # it looked just before

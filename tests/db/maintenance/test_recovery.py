@@ -15,8 +15,8 @@ from callqueue import Rule, SlidingWindow, callbacks, database
 from callqueue import broker as messages
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.ledger import ledger_time, ready_calls
-from callqueue.maintenance import cleanup, recovery
-from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, CallQueue
 from tests.support import behaviour
 from tests.support.behaviour import WHEN_LOST, Vendor, release, send
 from tests.support.locking import fresh, status_of
@@ -130,78 +130,6 @@ def test_a_savepoint_takes_only_its_own_calls_with_it(rules: Rules, transactiona
             transaction.set_rollback(True)
         again = send(unique_key="inner")
     assert list(CallQueue.objects.order_by("pk")) == [outer, again]
-
-
-def test_a_row_that_is_gone_from_a_ledger_that_is_whole_is_no_backup(rules: Rules) -> None:
-    """Somebody emptied the table of dispensers: the newest attempt of the sign is still there."""
-    rules(default=Rule(limits=[WIDE]))
-    send()
-    release()
-    sign = recovery.beat("default", "me:1")
-    assert not recovery.has_gone_back("default", "me:1", sign), "it is remembered"
-    DispenserState.objects.all().delete()
-    assert not recovery.has_gone_back("default", "me:1", sign)
-    earlier = sign.at - timedelta(minutes=1)
-    CallAttempt.objects.update(released_at=earlier)  # another attempt, of the same number
-    assert recovery.has_gone_back("default", "me:1", sign)
-
-
-@pytest.mark.parametrize(
-    ("limit", "days", "is_held"), [("5/h", 2, False), ("5/h", 0.5, True), ("5/7d", 2, True)]
-)
-def test_a_dispenser_that_was_frozen_until_others_forgot_it(
-    rules: Rules, limit: str, days: float, is_held: bool
-) -> None:
-    """As long as something may count, dispensers are remembered, and a missing row tells."""
-    rules(default=Rule(limits=[SlidingWindow(limit)]))
-    frozen = recovery.Sign(ledger_time.now("default") - timedelta(days=days), None)
-    DispenserState.objects.create(name="me:1", started_at=frozen.at, seen_at=frozen.at)
-    cleanup.clean("default")
-    assert DispenserState.objects.filter(name="me:1").exists() is is_held
-    assert not recovery.has_gone_back("default", "me:1", frozen)
-    DispenserState.objects.filter(name="me:1").delete()
-    assert recovery.has_gone_back("default", "me:1", frozen) is is_held
-
-
-@pytest.mark.parametrize(("lost", "has_gone"), [(0.3, False), (4, True)])
-def test_a_beat_that_was_put_right_with_a_jump_is_no_backup(
-    rules: Rules, lost: float, has_gone: bool
-) -> None:
-    """Who puts it right takes it for his now, which is a little earlier."""
-    rules(default=Rule(limits=[WIDE]))
-    sign = recovery.beat("default", "me:1")
-    ledger_time.ensure_rows("default")
-    ledger_time.set_back("default", ledger_time.read("default"), 1000)
-    DispenserState.objects.update(seen_at=sign.at - timedelta(seconds=lost))
-    assert recovery.has_gone_back("default", "me:1", sign) is has_gone
-
-
-@pytest.mark.parametrize("remembers", ["an older beat", "nothing"])
-def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: str) -> None:
-    """Every rule is held for its longest window, or as long as a call may take."""
-    rules(
-        slow=Rule(limits=[SlidingWindow("5/h"), SlidingWindow("9/d")]),
-        quick=Rule(total_timeout=7, limits=[WIDE]),
-    )
-    send("quick")
-    release()
-    beat = recovery.beat("default", "me:1")
-    if remembers == "nothing":
-        DispenserState.objects.all().delete()
-        CallAttempt.objects.all().delete()
-    else:
-        DispenserState.objects.update(seen_at=beat.at - timedelta(seconds=30))
-    assert recovery.has_gone_back("default", "me:1", beat)
-    now = ledger_time.now("default")
-    recovery.hold_everything("default")
-    left = {hold.rule: (hold.until - now).total_seconds() for hold in Hold.objects.all()}
-    assert left == {
-        "slow": pytest.approx(86400, abs=5),
-        "quick": pytest.approx(37, abs=5),
-        "default": pytest.approx(3600, abs=5),
-    }
-    send("quick")
-    assert release() == []
 
 
 def test_a_call_whose_expiry_is_put_off_as_it_is_about_to_end_waits_on(

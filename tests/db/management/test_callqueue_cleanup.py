@@ -16,9 +16,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from callqueue import FixedWindow, Rule, SlidingWindow, control, database, states
+from callqueue.dispatch.dispenser import give_sign_of_life
 from callqueue.ledger import ledger_time
 from callqueue.limits.kinds import SECOND
-from callqueue.maintenance import cleanup, recovery
+from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.db.commands import run
 from tests.support.behaviour import move_ledger, release, send
@@ -160,7 +161,7 @@ def test_in_a_callers_transaction_it_goes_by_no_clock_that_nobody_has_judged(
     now = ledger_time.now("default")
     lease = now + timedelta(minutes=2)
     CallAttempt.objects.open().update(started_at=now, worker="w", lease_until=lease)
-    recovery.beat("default", "d", "steady")
+    give_sign_of_life("default", "d", "steady")
     before = Counter({model: model.objects.count() for model in (CallAttempt, DispenserState)})
     move_ledger((known - DAY_US) / SECOND)
     ledger_time.forget_readings()

@@ -20,8 +20,8 @@ from django.db import OperationalError, connection
 
 from callqueue import Rule, SlidingWindow, texts
 from callqueue.dispatch import publisher
+from callqueue.dispatch.dispenser import give_sign_of_life
 from callqueue.ledger import ledger_time
-from callqueue.maintenance import recovery
 from callqueue.models import CallQueue, DispenserState
 from tests.celery_app import app
 from tests.db.commands import run
@@ -84,11 +84,11 @@ def test_a_health_check_knows_a_dispenser_of_this_host_from_others(
     """And blames none for a database that is away."""
     rules(r=Rule())
     assert run("dispenser", "--alive").code == 1
-    recovery.beat("default", "elsewhere:1:ab", "steady")
-    recovery.beat("default", f"{texts.host_name()}:1:ab", "beat")
-    recovery.beat("default", f"{texts.host_name()}:1:ef", "worker", digest="ab")
+    give_sign_of_life("default", "elsewhere:1:ab", "steady")
+    give_sign_of_life("default", f"{texts.host_name()}:1:ab", "beat")
+    give_sign_of_life("default", f"{texts.host_name()}:1:ef", "worker", digest="ab")
     assert run("dispenser", "--alive").code == 1, "it would not be started again if it hung"
-    recovery.beat("default", f"{texts.host_name()}:2:cd", "steady")
+    give_sign_of_life("default", f"{texts.host_name()}:2:cd", "steady")
     DispenserState.objects.update(digest="ab")
     assert run("dispenser", "--alive").code == 0
     DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))

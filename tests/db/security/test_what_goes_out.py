@@ -251,7 +251,7 @@ def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(
             stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"}.__getitem__
         )
         with suppress(Refused):
-            wire._prepared(stored.method, params)
+            wire._prepared_request(stored.method, params)
 
 
 # --- What a hook or a provider says: errors, reasons of holds and the log are in clear

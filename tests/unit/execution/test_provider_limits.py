@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from callqueue.execution.judging import rate_limit_headers, retry_after, verdict
+from callqueue.execution.judging import advice_of_rate_limits, advice_of_retry_after, verdict
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, RetryLater, Succeeded
 from tests.support.length import examples
 
@@ -192,7 +192,7 @@ def test_retry_after_in_seconds_or_as_a_date(
 ) -> None:
     """And what was clamped or ignored is told."""
     for headers in ({"Retry-After": value}, CaseInsensitiveDict({"rEtry-aFter": value})):
-        advice = retry_after(headers, now=NOW, max_hold=21600)
+        advice = advice_of_retry_after(headers, now=NOW, max_hold=21600)
         assert advice.until_s == seconds and note in (advice.note, None)
 
 
@@ -200,11 +200,11 @@ def test_retry_after_in_seconds_or_as_a_date(
 def test_a_date_is_counted_from_the_providers_own_clock(ahead: timedelta, by: float) -> None:
     """A date of another day is not their clock."""
     later = {"Date": date(NOW + ahead), "retry-after": date(NOW + ahead + timedelta(seconds=5))}
-    assert retry_after(later, now=NOW, max_hold=60).until_s == by
+    assert advice_of_retry_after(later, now=NOW, max_hold=60).until_s == by
     epoch = str(int(NOW.timestamp()) + 30)
     headers = {"Date": date(NOW), "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": epoch}
     for ours in (NOW - ahead, NOW, NOW + ahead):
-        until = rate_limit_headers(headers, now=ours, max_hold=60).until_s
+        until = advice_of_rate_limits(headers, now=ours, max_hold=60).until_s
         assert until == 30.0 or ahead > timedelta(days=1)
 
 
@@ -233,7 +233,7 @@ def test_nothing_remaining_is_a_hold_until_the_reset(
 ) -> None:
     for left in ("0", "0.9"):
         headers = {family.format("remaining"): left, family.format("reset"): reset}
-        assert rate_limit_headers(headers, now=NOW, max_hold=21600).until_s == seconds
+        assert advice_of_rate_limits(headers, now=NOW, max_hold=21600).until_s == seconds
 
 
 def left(**resets: tuple[str, str]) -> dict[str, str]:
@@ -263,4 +263,4 @@ def left(**resets: tuple[str, str]) -> dict[str, str]:
 def test_the_latest_reset_of_the_families_that_are_used_up_counts(
     headers: dict[str, str], seconds: float | None
 ) -> None:
-    assert rate_limit_headers(headers, now=NOW, max_hold=21600).until_s == seconds
+    assert advice_of_rate_limits(headers, now=NOW, max_hold=21600).until_s == seconds
