@@ -252,18 +252,15 @@ def test_what_ends_while_the_flight_falls_asleep_wakes_it() -> None:
     assert one.inbox.empty()
 
 
-def test_whoever_gives_a_clearance_goes_on_once_it_is_heard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(flight, "HEARD", 60.0)
-    clearance, heard = flight.Clearance(), list[bool]()
-    waiting = threading.Thread(target=lambda: heard.append(clearance.wait()), daemon=True)
-    giving = threading.Thread(target=clearance.give, kwargs={"is_begun": True}, daemon=True)
-    for one in (waiting, giving):
-        one.start()
-    for one in (giving, waiting):
-        one.join(20)
-    assert heard == [True] and not giving.is_alive()
+def test_whoever_gives_a_clearance_is_told_that_it_is_heard() -> None:
+    clearance = flight.Clearance()
+    clearance.give(is_begun=True)
+    assert clearance.wait() and clearance._heard.is_set()
+
+
+def test_a_process_ends_though_its_flight_goes_on() -> None:
+    flight.Flight("default", lambda: 100)
+    assert all(one.daemon for one in threading.enumerate() if one.name == "callqueue-flight")
 
 
 @pytest.mark.parametrize("is_away", [True, False])
