@@ -233,7 +233,7 @@ def test_a_permit_that_waits_is_struck_at_every_moment(deed: str, is_charged: bo
         found.clear()
         blocking = permit("one")
         blocking.__enter__()
-        waiter = Waiter(Options("one", wait=None if is_charged else 0.01).wanted())
+        waiter = Waiter(Options("one", wait=None if is_charged else 0.01).as_wanted())
         if is_charged:
             waiter.step()
             blocking.__exit__(None, None, None)
