@@ -78,10 +78,9 @@ def read(
     *,
     key: str | None = None,
 ) -> tuple[dict[str, list[LimitLook]], Mapping[str, str]]:
-    """The limits of each of these rules, in the settings' order; those per key as they are for
-    `key`. And by rule, the id of the budget for which its next call waited in the last pass.
-
-    `backlog`: by rule, the most calls that anybody asks about. Of a limit with room for them
+    """The limits of each of these rules, in the settings' order; those per key for `key` (None: for
+    what uses most). And by rule, the id of the budget for which its next call waited in the last
+    pass. `backlog`: by rule, the most calls that anybody asks about: of a limit with room for them
     nothing is read of when what it holds leaves.
     """
     groups = {book.groups[name] for name in names}
@@ -220,7 +219,7 @@ def _is_small_and_keyed(limit: Limit) -> bool:
 
 
 def _read_ageing(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us, int]]:
-    """When each attempt that ended of a value ages, and its cost. A part is found in whole keys."""
+    """When each attempt of a value that ended within the window ages, and its cost."""
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
     found = charged.filter(rule__in=budget.charging_rules).order_by()

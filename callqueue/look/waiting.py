@@ -61,7 +61,7 @@ def read(
         else:
             one.ready, one.oldest_due = int(calls), instant_us(first)
     if later > LATER:
-        for rule, waiting in _count_all(using, names):
+        for rule, waiting in _count_waiting(using, names):
             found[rule].later = max(0, waiting - found[rule].ready)
     return found, _incoming_rates(created, now + moved)
 
@@ -95,7 +95,7 @@ def _counts_sql(using: str, names: Sequence[str], now: Us, moved: int) -> tuple[
     return " UNION ALL ".join(parts), [*names, as_parameter(using, from_us(since))]
 
 
-def _count_all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
+def _count_waiting(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
     sql = (
         f"SELECT rule, COUNT(*) FROM {tables.name(using, 'CallQueue')} "
         f"WHERE {WAITING} AND rule IN ({placeholders(names)}) GROUP BY rule"

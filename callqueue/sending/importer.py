@@ -1,4 +1,4 @@
-"""Sends the calls of a file (JSON, or JSON lines) in one transaction: all of them, or none."""
+"""Sends the calls of a file (JSON, or JSON lines) in one transaction: all, none, or all but bad."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def _prepared_calls(
     names_secrets: bool,
     refused: Refused,
 ) -> Iterator[CallQueue | None]:
+    """A row for each document, counted in `done`; None for one that is refused or discarded."""
     for number, text in _numbered_documents(source):
         done.lines += 1
         call = None

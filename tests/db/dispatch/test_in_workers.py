@@ -405,7 +405,10 @@ def test_who_comes_after_a_worker_that_was_killed_need_not_wait_for_its_silence(
         recovery.beat("default", name, WORKER, digest=digest)
     recovery.beat("default", f"{host}:{killed.pid}:5", STEADY, digest=digest)
     worker._bury_dead("default", seat)
-    assert {one.name for one in alive.running("default")} == {*others, f"{host}:{killed.pid}:5"}
+    assert {one.name for one in alive.running_dispensers("default")} == {
+        *others,
+        f"{host}:{killed.pid}:5",
+    }
 
 
 @pytest.fixture
