@@ -27,9 +27,9 @@ def pause(
     seconds: float | None = None,
     reason: str = "",
 ) -> None:
-    """Hold a rule, or one key of it, for `seconds`, or until it is resumed; a key of one name is
-    all keys that have it. It replaces an earlier pause, and no moment is without one.
-    InvalidCall where the pause would be over at once.
+    """Hold a rule, or one key of it, for `seconds` (InvalidCall unless more than 0, ten years at
+    most; None: until it is resumed); a key of one name is all keys that have it. It replaces an
+    earlier pause, and no moment is without one.
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
@@ -72,10 +72,8 @@ def resume(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
     """End the holds on a rule, whoever laid them, those on its keys too; or those on one key, and
-    on each of its names, which hold all keys that have it. How many were in force.
-
-    The hold that keeps a provider safe after the database went back in time ends only where
-    `restored` says so: see `restore_hold_ends_at`.
+    on each of its names, which hold all keys that have it. How many were in force. That which keeps
+    a provider safe after the database went back in time ends only where `restored` says so.
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
