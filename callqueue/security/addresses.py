@@ -1,6 +1,5 @@
 """Where a URL leads, and whether calls may go there: the policy of ALLOWED_HOSTS and
-ALLOWED_NETWORKS. Pure: whoever connects asks again with each address that the name turned out to
-have.
+ALLOWED_NETWORKS. Pure: whoever connects asks again with each address that the name has.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def announce(asked: list[Any]) -> None:
     CallQueue.objects.filter(callback_pending=True).update(finished_at_dt=past)
     CallQueue.objects.filter(callback_at__isnull=False).update(callback_at=past)
     CallQueue.objects.update(callback_ask_at=None)
-    callbacks.ask_for_owed("default")
+    callbacks.ask_for_owed_ends("default")
     while asked:
         tasks.announce(*asked.pop(0))
 
