@@ -149,8 +149,7 @@ class CallQueueManager(_Calls["CallQueue"]):  # `CallQueue.objects`
     def send_many(
         self, iterable: Iterable[Any], *, batch_size: int = 1000, **same: Any
     ) -> list[CallQueue]:
-        """Queue many calls with the same arguments, `batch_size` rows a statement; the calls,
-        without discarded ones.
+        """Queue many calls, `batch_size` rows a statement; returns them, without discarded ones.
 
         An item is `call_data`, or a mapping with "call_data" and any of `send`'s arguments, which
         win over `same`. All are checked before the first is written; a bad one raises as in `send`,

@@ -118,7 +118,7 @@ def _limit_row(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
     return {
         "id": limit.budget.known_as,
         "limit": limit.budget.limit,
-        "changed": dashboard.changed_from(limit),
+        "changed": dashboard.rate_changed_from(limit),
         "others": [other for other in limit.budget.rules if other != rule.name],
         "use": dashboard.usage_bar(limit),
         "value": limit.value,

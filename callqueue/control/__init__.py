@@ -16,7 +16,7 @@ from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.budgets import named_parts, scopes_of
 from callqueue.limits.durations import LONGEST
 from callqueue.limits.rules import MAX_NAME
-from callqueue.sending.validation import check_key, encode
+from callqueue.sending.validation import check_key, compact_json
 
 
 def pause(
@@ -55,7 +55,7 @@ def condition_of_pause(key: str) -> Q:
     if per == "key" and value == key and named_parts(key):
         return whole
     # In the text of several names: what is quoted within one has a backslash before its quotes.
-    part = encode({per: value})[1:-1]
+    part = compact_json({per: value})[1:-1]
     among = [GreaterThan(StrIndex("key", Value(f"{mark}{part}")), 0) for mark in "{,"]
     named = Q(key__startswith="{") & (Q(among[0]) | Q(among[1]))
     return whole | named | Q(key=value) if per == "key" else whole | named

@@ -2,8 +2,7 @@
 
 Added up by the database, a few seconds after the attempts ended. Minutes are kept for two hours,
 quarters for a month, and those since ever only grow. A quarter is counted once more when all that
-is recorded late is there. Whoever has the row of `Summed` adds up. Seconds since the epoch, UTC,
-but for `until` (microseconds).
+is recorded late is there. Whoever has the row of `Summed` adds up. Unix seconds; `until` in µs.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ def write_ends(using: str, call_ids: Sequence[int]) -> int:
 
 
 def _write_end(call: tables.CallQueue) -> bool:
+    """Tell the backend how it ended, unless that knows or nobody asks; whether it was told."""
     data: Any = call.call_data
     params = data.get("params") if isinstance(data, Mapping) else None
     params = params if isinstance(params, Mapping) else {}

@@ -299,7 +299,7 @@ def computed_option(
 
 def not_before_of(task: QueuedTask, options: Mapping[str, Any]) -> datetime | None:
     if options.get("eta") is not None:
-        return _aware(task, options["eta"])
+        return _aware_instant(task, options["eta"])
     countdown = options.get("countdown")
     return None if not countdown else timezone.now() + timedelta(seconds=float(countdown))
 
@@ -309,10 +309,10 @@ def expires_at_of(task: QueuedTask, expires: Any) -> datetime | None:
         return None
     if isinstance(expires, int | float):
         return timezone.now() + timedelta(seconds=expires)
-    return _aware(task, expires)
+    return _aware_instant(task, expires)
 
 
-def _aware(task: QueuedTask, instant: datetime | str) -> datetime:
+def _aware_instant(task: QueuedTask, instant: datetime | str) -> datetime:
     """The instant, aware: a naive one is in the Celery app's time zone, as in Celery."""
     when = datetime.fromisoformat(instant) if isinstance(instant, str) else instant
     return when if when.tzinfo else when.replace(tzinfo=task._get_app().timezone)

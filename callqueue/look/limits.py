@@ -157,6 +157,7 @@ def _limit_look(
     spread: Spread,
     is_of_key: bool,
 ) -> LimitLook:
+    """How far it is used by these values; `spread`: when what its tally holds ended."""
     limit, is_summed = budget.limit, budget.limit.is_per_queue
     meters = {value: account.meter(budget, value) for value in values}
     fullest = max(values, key=lambda value: meters[value].used, default="")

@@ -84,7 +84,7 @@ class RuleLook:
         return self.hold_on(None)
 
     def hold_on(self, key: str | None) -> HoldLook | None:
-        """The hold that binds calls of this key (or all, without one): the one that ends last."""
+        """Of the holds that bind calls of this key, else all calls, the last to end; None: none."""
         binding = [one for one in self.holds if one.per == "rule" or one.is_on_key(key)]
         on_queues: dict[str, HoldLook] = {}
         for one in sorted(self.holds, key=self.seconds_left_of):

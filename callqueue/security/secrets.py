@@ -56,9 +56,8 @@ class SecretContext:
 
 @dataclass(frozen=True)
 class SecretFor:
-    """An entry of SECRETS that goes to these hosts, and with calls of these rules, only (None:
-    any). `source` is the value, or a callable that returns it; one that takes an argument is given
-    a SecretContext.
+    """An entry of SECRETS that goes only to these hosts, with calls of these rules (None: any).
+    `source`: the value, or a callable that returns it, given a SecretContext if it takes one.
     """
 
     source: str | Callable[..., str] = field(repr=False)

@@ -216,6 +216,7 @@ class _Detector(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _detector(values: tuple[str, ...]) -> _Detector | None:
+    """What finds these values, by each part and encoding that tells; None: nothing to find."""
     forms, wholes = dict[tuple[int, str], None](), dict[str, None]()
     patterns = dict[str, None]()
     for piece, is_whole in (found for value in values if value for found in _telling_parts(value)):
