@@ -200,8 +200,8 @@ def _conclude(
 def _send_owed(
     using: str, due: Sequence[Any], late: float, tell_results: TellResults
 ) -> tuple[list[int], list[int]]:
-    """Send what these calls owe; those of which all is sent, and those refused. Each callback is
-    refused once. Stops when it is late (monotonic).
+    """Send what these calls owe; those of which all is sent, and those refused, as are all whose
+    callback was refused for one before. Stops when it is `late` (monotonic): others are in neither.
     """
     ended = [one.pk for one in due if tells_results(one.status)]
     untold = database.persist(using, lambda: _celery_tasks_among(using, ended), during="callback")

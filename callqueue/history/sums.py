@@ -99,7 +99,7 @@ class Recent:
 
 
 def bound_of_share(buckets: Sequence[int], share: float) -> float | None:
-    """The bound within which such a share of them were, in seconds; None where there were none."""
+    """The bound (seconds; inf: longer) within which such a share of them were; None: none were."""
     wanted, seen = share * sum(buckets), 0
     for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
         seen += count

@@ -105,7 +105,7 @@ def place_of_slowest(gates: Sequence[Gate], calls: float, now: Us) -> int | None
 
 def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True) -> float:
     """Seconds for which a call that takes `latency` from its release is charged before it ages; 0:
-    nobody knows. `late`: how long after its slot it is sent; `is_told`: before its answer, too.
+    nobody knows. `late`: sent so long after its slot; `is_told`: known to the ledger by then.
     """
     if limit.ages_unanswered and is_told:
         known = TOLD_S if limit.keeps_level else limit.jitter_us / SECOND

@@ -127,7 +127,7 @@ def _read_memo(
 
 
 def _charged_values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
-    """The values of its `per` with charges; of tallied ones the fullest; or that of a key."""
+    """Values of its `per`: all queues; charged keys, or of tallied ones the fullest; or `key`'s."""
     if key is not None and budget.limit.is_keyed:
         return [budget.value_of(key, "")]
     if budget.limit.is_per_rule:

@@ -70,8 +70,8 @@ _LATER, _READY, _CREATED = range(3)
 
 
 def _counts_sql(using: str, names: Sequence[str], now: Us, moved: int) -> tuple[str, Sequence[Any]]:
-    """Its rows: what waits, a rule, so many calls, 0, and when the oldest was due; of the newest
-    calls, in which part of the last minute so many came in, and when the first did.
+    """Its rows: _LATER or _READY, a rule, so many calls, 0, when the oldest was due; and _CREATED,
+    a rule, so many of the newest calls, in which part of the last minute, when the first came in.
     """
     table = tables.name(using, "CallQueue")
     later = (

@@ -55,8 +55,8 @@ class Permit:
             self._write(lambda: self._settle(checked))
 
     def hold(self, until: float | datetime, why: str = "", scope: str | None = None) -> None:
-        """Lay a hold, for the rule's `max_hold` at most, and end as throttled: `until` in seconds,
-        or aware; else ValueError. `scope`: "rule", "queue", "key", a key's name; None: narrowest.
+        """Lay a hold, for the rule's `max_hold` at most, and end as throttled. `until`: seconds or
+        aware, else ValueError. `scope`: "rule", "queue", "key", a key's name; None: the narrowest.
         """
         is_instant = isinstance(until, datetime) and until.tzinfo is not None
         is_seconds = isinstance(until, int | float) and not isinstance(until, bool) and until >= 0

@@ -138,8 +138,8 @@ def unmark_secrets(value: Any) -> Any:
     )
 
 
-def references_to_secrets(document: Any) -> Any:
-    """A copy with a Secret for each {"$secret": NAME}. InvalidCall: one is malformed."""
+def secrets_from_references(document: Any) -> Any:
+    """A copy with a Secret for each {"$secret": NAME}; "$$secret" loses a "$". Else InvalidCall."""
     for value in walk_json(document):
         if isinstance(value, dict) and MARK in value and not _is_reference(value):
             raise InvalidCall(

@@ -14,7 +14,7 @@ from django.db import transaction
 
 from callqueue import conf
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.security.secrets import references_to_secrets
+from callqueue.security.secrets import secrets_from_references
 from callqueue.sending import intake
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _prepared_calls(
         try:
             request = _request_of(_parse_json(text), same)
             if names_secrets:
-                request = replace(request, call_data=references_to_secrets(request.call_data))
+                request = replace(request, call_data=secrets_from_references(request.call_data))
             call = intake.prepare(request)
             done.discarded += call is None
         except (CallQueueError, ValueError) as error:
