@@ -25,7 +25,7 @@ from callqueue import conf, database, states, tables, texts
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import ledger_time
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
-from callqueue.security.withholding import cleaned
+from callqueue.security.withholding import clean_of_call_in_hand
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -252,5 +252,5 @@ def _task_error(message: str) -> TaskError:
 def _error_text(error: BaseException) -> str:
     kind = type(error)
     words = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")
-    head = cleaned(words).replace("\n", " ")[:HEAD]
-    return f"{head}\n{cleaned(''.join(format_exception(error)))[-TAIL:]}"
+    head = clean_of_call_in_hand(words).replace("\n", " ")[:HEAD]
+    return f"{head}\n{clean_of_call_in_hand(''.join(format_exception(error)))[-TAIL:]}"

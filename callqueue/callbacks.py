@@ -44,7 +44,7 @@ TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_
 
 
 def log_and_announce(using: str, call_ids: Sequence[int], status: int) -> None:
-    """Log these ends, and have those announced that somebody is to hear of."""
+    """Log FAILED and UNKNOWN ends; have all of these announced that somebody is to hear of."""
     rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     if status not in _LOGGED:
         rows = rows.filter(callback_pending=True)
@@ -72,12 +72,11 @@ def announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
             broker.send_beside(broker.ANNOUNCE, (pks[at : at + most], using), queue=queue)
 
 
-def ask_for_owed(using: str) -> None:
-    """Have those ends announced that nobody has, since a message was lost or the broker was away.
-    Each is asked for again only after as long as it has been owed: so none is behind others whose
-    queue has no worker now.
+def ask_for_owed_ends(using: str) -> None:
+    """Have those ends announced that nobody has: a message was lost, or the broker away. Each is
+    asked for again after as long as it was owed: none is behind those whose queue has no worker.
     """
-    announce(using, untimed_transaction(using, lambda: _take_those_to_ask_for(using)))
+    announce(using, untimed_transaction(using, lambda: _take_ends_to_ask_for(using)))
 
 
 def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
@@ -87,7 +86,7 @@ def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> i
     """
     late = time.monotonic() + SENDING
     owed = _owed_calls(using).filter(pk__in=call_ids)
-    due, claim = database.persist(using, lambda: _claim(using, owed), during="callback")
+    due, claim = database.persist(using, lambda: _claim_owed(using, owed), during="callback")
     if not due:
         return 0
     sent, refused = _send_owed(using, due, late, tell_results)
@@ -121,7 +120,7 @@ def _signals_of(status: int) -> list[Any]:
 
 
 def _notify(calls: Sequence[Any]) -> None:
-    """Send the signals of these ends; a receiver that hangs is left behind, and has no worker."""
+    """Send the signals of these ends; a receiver that hangs is left behind, and holds no worker."""
     told = [(signal, call) for call in calls for signal in _signals_of(call.status)]
     heard = [(signal, call) for signal, call in told if signal.receivers]
     is_here = current_app.conf.task_always_eager or database.in_any_transaction()
@@ -147,7 +146,7 @@ def _owed_calls(using: str) -> CallQueueQuerySet:
     return tables.calls(using).final().filter(callback_pending=True)
 
 
-def _take_those_to_ask_for(using: str) -> list[tuple[int, str]]:
+def _take_ends_to_ask_for(using: str) -> list[tuple[int, str]]:
     """(call, rule) of ends to ask for now, each locked and put off until it is asked for again."""
     now = database.clock(using)
     free = [_is_free(name, now) for name in ("callback_at", "callback_ask_at")]
@@ -169,8 +168,8 @@ def _is_past(column: str, instant: datetime) -> Q:
     return Q(**{f"{column}__lt": instant}) | Q(**{f"{column}__gt": instant + AHEAD})
 
 
-def _claim(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
-    """Claim those that nobody else announces, the untried first; they, and until when."""
+def _claim_owed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
+    """Claim MOST calls at most that nobody else announces, untried first; they, and until when."""
     with database.writing(using):
         now = database.clock(using)
         in_turn = owed.filter(_is_free("callback_at", now)).only(
@@ -201,8 +200,8 @@ def _conclude(
 def _send_owed(
     using: str, due: Sequence[Any], late: float, tell_results: TellResults
 ) -> tuple[list[int], list[int]]:
-    """Send what these calls owe; those of which all is sent, and those refused. Each callback is
-    refused once. Stops when it is late (monotonic).
+    """Send what these calls owe; those of which all is sent, and those refused, as are all whose
+    callback was refused for one before. Stops when it is `late` (monotonic): others are in neither.
     """
     ended = [one.pk for one in due if tells_results(one.status)]
     untold = database.persist(using, lambda: _celery_tasks_among(using, ended), during="callback")

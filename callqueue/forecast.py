@@ -1,6 +1,4 @@
-"""What a call waits for, its place in the queue, and when it should go; honest where nobody can
-say. Reads a bounded part of the waiting set, whatever its size.
-"""
+"""What a call waits for, its place, and when it goes; of what waits a bounded part is read."""
 
 from __future__ import annotations
 
@@ -54,15 +52,15 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
         reading = ledger_time.read(using)
         now, book = reading.at, settings.book_in_force(using).moved_by(reading.moved)
         group = book.groups[rule]
-        account = _account(using, book, group, reading, text)
+        account = _read_account(using, book, group, reading, text)
         held = holds.in_force(using, group, from_us(now))
     queues = [q for q in book.rules[rule].queue_names if not held.blocking_hold(rule, text, q)]
     return _fits(account, rule, text, 1, queues)
 
 
 def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
-    """The forecast of one call, as of now. `position` is None where more than CAP go before it.
-    `tells_why_held`: whether the reader may know a hold's reason; that there is one, all may.
+    """The forecast of one call, as of now. `position` is None where it does not wait, or more than
+    CAP go before it. `tells_why_held`: whether to say a hold's reason; that there is one, all may.
     """
     using = call._state.db or "default"
     with database.one_snapshot(using):
@@ -110,9 +108,10 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     return Forecast(reason, position, max(released_at, call.due_at_dt))
 
 
-def _account(
+def _read_account(
     using: str, book: Book, group: tuple[str, ...], reading: Reading, key: str
 ) -> ledger.Account:
+    """What the group is charged with, of the key too: a few statements, no lock."""
     kept = rule_rows.passes_and_memos(using, group)
     memo = ledger.Memo.load(group, kept, book.version, reading.moved)
     account = ledger.read(using, book, group, reading.at, memo)
@@ -141,8 +140,8 @@ def _text_of_dispatched(call: CallQueue, using: str) -> str:
     now = ledger_time.now(using)
     values = {
         "queue": queue,
-        "since": _ago(now - (attempt.started_at or attempt.released_at)),
-        "until": _ago((attempt.lease_until or now) - now),
+        "since": _duration_in_words(now - (attempt.started_at or attempt.released_at)),
+        "until": _duration_in_words((attempt.lease_until or now) - now),
     }
     if attempt.started_at is None:
         return str(
@@ -161,7 +160,7 @@ def _text_of_dispatched(call: CallQueue, using: str) -> str:
     )
 
 
-def _ago(passed: timedelta) -> str:
+def _duration_in_words(passed: timedelta) -> str:
     return words.duration(max(0.0, passed.total_seconds()))
 
 
@@ -171,7 +170,7 @@ def _ago(passed: timedelta) -> str:
 def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | None, str]:
     """In how many seconds its limits let it go (None: nobody can say), and what it waits for."""
     pairs = [
-        (limit, _gate(call, limit, gate, ahead))
+        (limit, _gate_for_call(call, limit, gate, ahead))
         for limit, gate in zip(rule.limits, rule.gates, strict=True)
         if cost_of(call.cost, limit.budget.limit.unit)
     ]
@@ -188,7 +187,7 @@ def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float
     return seconds, f"{reason}: {note}" if note else reason
 
 
-def _gate(call: CallQueue, limit: LimitLook, gate: Gate, ahead: Ahead) -> Gate:
+def _gate_for_call(call: CallQueue, limit: LimitLook, gate: Gate, ahead: Ahead) -> Gate:
     """A limit as this call comes to it, behind those that go before it, by what all cost."""
     kind, before = limit.budget.limit, ahead.calls
     if kind.is_keyed:
@@ -311,7 +310,7 @@ def _ahead_in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, d
 
 
 def _ready_by_key(call: CallQueue, using: str, priorities: str) -> Counter[str]:
-    """Ready calls of its rule by key; `priorities`: SQL whose one parameter is its own."""
+    """By key, of CAP + 1 ready calls of its rule how many; `priorities`: SQL, its own the param."""
     key = quoted(using, "key")
     found = rows(
         using,

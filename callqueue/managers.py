@@ -79,7 +79,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
 
     def update(self, **changed: Any) -> int:
         """As Django's. What is given another `due_at_dt` or `status` waits for a promotion."""
-        return super().update(**{**written_besides(changed), **changed})
+        return super().update(**{**columns_written_besides(changed), **changed})
 
     def bulk_create(
         self,
@@ -96,7 +96,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
             leave_to_promotion(one)
         if update_fields:
             update_fields = {*update_fields}
-            update_fields |= written_besides(update_fields).keys()
+            update_fields |= columns_written_besides(update_fields).keys()
         conflicts = (ignore_conflicts, update_conflicts, update_fields, unique_fields)
         return super().bulk_create(objs, batch_size, *conflicts)
 
@@ -106,10 +106,8 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     cancel.alters_data = True  # type: ignore[attr-defined]
 
 
-def written_besides(names: Collection[str]) -> dict[str, bool]:
-    """What else is to be written where other code writes these columns: when a call is due, and
-    whether it waits, a promotion looks at anew.
-    """
+def columns_written_besides(names: Collection[str]) -> dict[str, bool]:
+    """`ready`, where other code writes when a call is due or its status: a promotion looks anew."""
     is_looked_at = "ready" not in names and not {"due_at_dt", "status"}.isdisjoint(names)
     return {"ready": False} if is_looked_at else {}
 
@@ -151,8 +149,7 @@ class CallQueueManager(_Calls["CallQueue"]):  # `CallQueue.objects`
     def send_many(
         self, iterable: Iterable[Any], *, batch_size: int = 1000, **same: Any
     ) -> list[CallQueue]:
-        """Queue many calls with the same arguments, `batch_size` rows a statement; the calls,
-        without discarded ones.
+        """Queue many calls, `batch_size` rows a statement; returns them, without discarded ones.
 
         An item is `call_data`, or a mapping with "call_data" and any of `send`'s arguments, which
         win over `same`. All are checked before the first is written; a bad one raises as in `send`,

@@ -1,7 +1,6 @@
 """Metrics for Prometheus: a collector that reads the database when it is scraped, and a view that
 answers a scrape. Nothing is counted here, so a restart loses nothing. Counters are the sums since
-ever, some seconds behind. Needs the extra `metrics`. Names rules and limits; never a key, a call or
-a secret.
+ever, some seconds behind. Needs the extra `metrics`. Names rules, limits; no key, call or secret.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
     the same host's name, says so with its next sign of life.
     """
     latest = ledger_time.now(using) - timedelta(seconds=overdue)
-    for sign in alive.running(using) if fcntl is not None else ():
+    for sign in alive.running_dispensers(using) if fcntl is not None else ():
         host, _, rest = sign.name.partition(":")
         is_workers = sign.kind in (alive.WORKER, alive.BUSY) and sign.name != seat.name
         is_here = is_workers and host == texts.host_name() and sign.at <= latest

@@ -1,9 +1,7 @@
-"""The admin: calls, their attempts and holds, and the dashboard. Registered with Django's default
-admin site.
+"""The admin: calls, their attempts and holds, and the dashboard, on Django's default admin site.
 
 Staff with view permissions see what those name, redacted. Acting needs a permission of its own,
-goes by POST, and is logged. Every class is a `base.OwnAdmin`, which heeds no lookup but its
-filters'.
+goes by POST, and is logged. Every class is a `base.OwnAdmin`: no lookup but its filters' is heeded.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
 
 
 def _ends_in_words(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
-    """By rule, when the last of these calls is done, with what waits already; or why not."""
+    """When the last of these calls is done, after what waits already; and whose rules are gone."""
     more: Counter[str] = Counter()
     for (rule, _status), count in counts.items():
         more[rule] += count

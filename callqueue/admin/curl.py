@@ -18,9 +18,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # "@file: x" would be
 
 
 def as_curl(method: str, params: Any) -> str:
-    """The call as one line for a shell; empty for what is not HTTP. Secrets become "$NAME", to be
-    set in the environment; what would be redacted is.
-    """
+    """The call as one shell line, redacted; "" if not HTTP. A secret is "$NAME", to be exported."""
     if str(method).lower() not in HTTP_METHODS or not isinstance(params, Mapping):
         return ""
     shown, verb = _mark_secrets(redact_all_but_secrets(params)), str(method).upper()

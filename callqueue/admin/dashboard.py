@@ -109,7 +109,10 @@ def _rule_row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
         "is_growing": rule.is_growing,
         "oldest": "" if rule.oldest_due_s is None else words.short_duration(rule.oldest_due_s),
         "flow": flow_in_words(rule),
-        "limits": [(short_name(one), usage_bar(one), changed_from(one)) for one in _limits(rule)],
+        "limits": [
+            (short_name(one), usage_bar(one), rate_changed_from(one))
+            for one in _limits_to_show(rule)
+        ],
         "throttled": words.count(hour.throttled) if hour.throttled else "",
         "throttled_url": attempts_url(outcome__exact="throttled", rule__exact=rule.name, ended="1h")
         if hour.throttled
@@ -138,7 +141,7 @@ def done_by(rule: RuleLook) -> str:
     return _("grows") if rule.is_growing else words.clock_time_in(rule.to_wall(rule.now), seconds)
 
 
-def _limits(rule: RuleLook) -> list[LimitLook]:
+def _limits_to_show(rule: RuleLook) -> list[LimitLook]:
     """The limit that keeps calls back, or is nearest to its end; and the longest if it is near."""
     if not rule.limits:
         return []
@@ -164,7 +167,7 @@ def short_name(limit: LimitLook) -> str:
     return f"{kind.name} {rate}" if kind.name else rate
 
 
-def changed_from(limit: LimitLook) -> str:
+def rate_changed_from(limit: LimitLook) -> str:
     """The rate in the settings, where an operator has given the limit another; else nothing."""
     budget, known = limit.budget, conf.current().book.budgets
     rates = {one.id: one.limit.rate_text for rule in budget.rules for one in known.get(rule, ())}

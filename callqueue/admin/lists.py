@@ -1,5 +1,4 @@
-"""Lists of many rows: newest first, page after page by number, counted up to COUNTED; and their
-filters.
+"""Lists of many rows, newest first, page after page, counted up to COUNTED; and their filters.
 
 What matches fewer rows is read whole, by the index of its filter. Of what matches more, a page is
 looked for among the next rows first, and only then among all of them.
@@ -20,7 +19,7 @@ from django.utils.translation import gettext_lazy
 from callqueue import conf, database, states
 from callqueue.admin.base import OwnAdmin, OwnList
 from callqueue.ledger import ledger_time
-from callqueue.look.words import count
+from callqueue.look import words
 from callqueue.models import CallAttempt, CallQueue
 
 COUNTED = 1000
@@ -67,7 +66,7 @@ class LongList(OwnList):
         by_pk = self.root_queryset.defer(*self.model_admin.not_listed).in_bulk(pks[:size])
         self.result_list = [by_pk[pk] for pk in pks[:size] if pk in by_pk]
         # what Django's templates ask a list for
-        shown = count(min(len(matching), COUNTED))
+        shown = words.count(min(len(matching), COUNTED))
         self.count_text = _("more than %s") % shown if is_more else shown
         self.result_count = min(len(matching), COUNTED + 1)
         # Beside the search, Django says how many there are as if that were all.
@@ -77,7 +76,7 @@ class LongList(OwnList):
         self.paginator = self.model_admin.get_paginator(request, self.queryset, size)
 
     def _next_pks(self, matching: set[int] | None) -> list[int]:
-        """The page's numbers, newest first, and one more. `matching`: all there are, if few."""
+        """The page's numbers, newest first, and one more. `matching`: all there are; None: many."""
         start, most = self.before, self.list_per_page + 1
         if start is None:
             pks = self.root_queryset.order_by("-pk").values_list("pk", flat=True)
@@ -197,7 +196,7 @@ class EndedFilter(_Filter):
 
 
 def any_rule_condition(using: str, where: str) -> Q:
-    """That the rule is one that attempts `where` (SQL) have, read now: indexes begin by it."""
+    """That the rule is one of those of attempts `where` (SQL), if few: by it indexes begin."""
     table = CallAttempt._meta.db_table
     rules = database.next_distinct(
         using, table, "rule", where, [], after="", down=False, count=RULES

@@ -118,7 +118,7 @@ def _limit_row(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
     return {
         "id": limit.budget.known_as,
         "limit": limit.budget.limit,
-        "changed": dashboard.changed_from(limit),
+        "changed": dashboard.rate_changed_from(limit),
         "others": [other for other in limit.budget.rules if other != rule.name],
         "use": dashboard.usage_bar(limit),
         "value": limit.value,
@@ -155,7 +155,7 @@ def _log_rows(rule: str) -> list[tuple[str, str, str]]:
 
 
 def _context_of_keys(rule: RuleLook) -> dict[str, Any]:
-    """The keys with most calls waiting."""
+    """The keys with most calls ready, and how many keys have any."""
     shown, count_of_keys = read_largest_keys(db_alias(), rule.name, KEYS, rule.now)
     ready = max(1, rule.waits.ready)
     return {
@@ -213,13 +213,15 @@ def _context_of_sums(seen: Look, rule: RuleLook) -> dict[str, Any]:
     ]
     lately = sums.total(one for _, one in stretches[-2:])
     return {
-        "sums": [(said, _in_words(one)) for said, one in shown],
+        "sums": [(said, _counts_in_words(one)) for said, one in shown],
         "zone": str(zone),
         "waits": _nearly_all_within(lately.waits),
         "answers": _nearly_all_within(lately.answers),
         "chart": _bar_chart([start for start, _ in stretches], drawn, _("Last 24 hours")),
         "chart_rows": [
-            (_hour_and_minute(start), _in_words(one)) for start, one in stretches[::-1] if one.sent
+            (_hour_and_minute(start), _counts_in_words(one))
+            for start, one in stretches[::-1]
+            if one.sent
         ],
         "summed": seen.summed_until and words.clock_time(seen.to_wall(seen.summed_until), here),
     }
@@ -236,7 +238,7 @@ def _sum_between(every: Sequence[tuple[int, Sums]], start: datetime, end: dateti
     return sums.total(one for at, one in every if first <= at < last)
 
 
-def _in_words(one: Sums) -> list[str]:
+def _counts_in_words(one: Sums) -> list[str]:
     return [words.count(getattr(one, name)) for name in COUNTS]
 
 

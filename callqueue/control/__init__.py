@@ -16,7 +16,7 @@ from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.budgets import named_parts, scopes_of
 from callqueue.limits.durations import LONGEST
 from callqueue.limits.rules import MAX_NAME
-from callqueue.sending.validation import check_key, encode
+from callqueue.sending.validation import check_key, compact_json
 
 
 def pause(
@@ -27,9 +27,9 @@ def pause(
     seconds: float | None = None,
     reason: str = "",
 ) -> None:
-    """Hold a rule, or one key of it, for `seconds`, or until it is resumed; a key of one name is
-    all keys that have it. It replaces an earlier pause, and no moment is without one.
-    InvalidCall where the pause would be over at once.
+    """Hold a rule, or one key of it, for `seconds` (InvalidCall unless more than 0, ten years at
+    most; None: until it is resumed); a key of one name is all keys that have it. It replaces an
+    earlier pause, and no moment is without one.
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
@@ -55,7 +55,7 @@ def condition_of_pause(key: str) -> Q:
     if per == "key" and value == key and named_parts(key):
         return whole
     # In the text of several names: what is quoted within one has a backslash before its quotes.
-    part = encode({per: value})[1:-1]
+    part = compact_json({per: value})[1:-1]
     among = [GreaterThan(StrIndex("key", Value(f"{mark}{part}")), 0) for mark in "{,"]
     named = Q(key__startswith="{") & (Q(among[0]) | Q(among[1]))
     return whole | named | Q(key=value) if per == "key" else whole | named
@@ -72,10 +72,8 @@ def resume(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
     """End the holds on a rule, whoever laid them, those on its keys too; or those on one key, and
-    on each of its names, which hold all keys that have it. How many were in force.
-
-    The hold that keeps a provider safe after the database went back in time ends only where
-    `restored` says so: see `restore_hold_ends_at`.
+    on each of its names, which hold all keys that have it. How many were in force. That which keeps
+    a provider safe after the database went back in time ends only where `restored` says so.
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)

@@ -87,7 +87,7 @@ class Chores:
             Chore("promote", ALWAYS, self._promote, aside=False),
             Chore("keys", GATHER, self._gather_keys, rests=True),
             *statements,
-            Chore("callbacks", OWED, partial(callbacks.ask_for_owed, using)),
+            Chore("callbacks", OWED, partial(callbacks.ask_for_owed_ends, using)),
             Chore("history", ADD_UP, self._add_up_sums),
             Chore("reconcile", WATCH, self._ask_to_reconcile),
         )

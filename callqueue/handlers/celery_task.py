@@ -34,7 +34,7 @@ from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.handlers import BuiltIn
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.secrets import Secret, has_secret
-from callqueue.security.withholding import cleaned
+from callqueue.security.withholding import clean_of_call_in_hand
 from callqueue.values import TASK_NAME, check_dict, check_list, is_secret, refuse_unknown
 
 if TYPE_CHECKING:
@@ -203,9 +203,9 @@ def _outcome_of_retry(retry: Any, request: Any) -> Outcome:
 
 def _error_text(prefix: str, error: BaseException, traceback: str = "") -> str:
     """What went wrong, cleaned, then cut: the error's own words, the end of its traceback."""
-    said = cleaned(f"{type(error).__name__}: {error}".rstrip(": "))[:HEAD]
+    said = clean_of_call_in_hand(f"{type(error).__name__}: {error}".rstrip(": "))[:HEAD]
     head = f"{prefix}: {said}" if prefix else said
-    return f"{head}\n{cleaned(traceback)[-TAIL:]}" if traceback else head
+    return f"{head}\n{clean_of_call_in_hand(traceback)[-TAIL:]}" if traceback else head
 
 
 def _seconds_until(when: Any) -> float | None:

@@ -32,7 +32,7 @@ _ONE_LINE: Ban = (
 
 
 def send_email(params: Mapping[str, Any], context: Context) -> Any:
-    """Send one message, with params as docs/reference/sending.md has them. The count sent."""
+    """Send a message, with params as docs/reference/sending.md has them; {"sent": how many}."""
     message = EmailMultiAlternatives(
         subject=params.get("subject", ""),
         body=params.get("message", ""),

@@ -114,7 +114,7 @@ def _longest_lag_us(book: Book) -> int:
 def _by_instant(
     attempts: Iterable[Seen], flights: Container[str], now: Us, lag: int
 ) -> Iterator[tuple[Us, bool, int, Seen]]:
-    """When each was counted, and of `flights` begun: (is it that, a number, the attempt)."""
+    """By instants: each attempt when counted, and if its rule is of `flights` when begun (True)."""
     # `lag`: how long after it was sent an attempt may end
     upcoming: list[tuple[Us, bool, int, Seen]] = []
     for number, seen in enumerate(attempts):
@@ -237,12 +237,12 @@ class BucketUse(WindowUse):
 
 
 def _read_attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
-    """The attempts of all rules by the end; the open ones that a worker has begun come last."""
+    """Attempts of the book's rules by their end, no voided ones; last the begun, of all rules."""
     cost_column = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
     rules = {rule for budget in book.all_budgets() for rule in budget.charging_rules}
     streams = [_read_ended_of_rule(using, cost_column, rule, cut) for rule in sorted(rules)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
-    for row in _read(using, cost_column, "finished_at IS NULL AND started_at IS NOT NULL", []):
+    for row in _read_rows(using, cost_column, "finished_at IS NULL AND started_at IS NOT NULL", []):
         yield _seen_from_row(row, now)
 
 
@@ -252,13 +252,15 @@ def _read_ended_of_rule(using: str, cost_column: str, rule: str, cut: Us) -> Ite
         f"ORDER BY finished_at, id LIMIT {PAGE}"
     )
     finished, last = as_parameter(using, from_us(cut)), 0
-    while page := _read(using, cost_column, where, [rule, states.VOIDED, finished, finished, last]):
+    while page := _read_rows(
+        using, cost_column, where, [rule, states.VOIDED, finished, finished, last]
+    ):
         for row in page:
             yield _seen_from_row(row, Us(0))
         finished, last = as_parameter(using, from_us(page[-1][7])), page[-1][0]
 
 
-def _read(using: str, cost_column: str, where: str, params: list[Any]) -> list[Any]:
+def _read_rows(using: str, cost_column: str, where: str, params: list[Any]) -> list[Any]:
     """Rows of attempts, as `_seen_from_row` takes them."""
     columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", cost_column)]
     instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at", "released_at")

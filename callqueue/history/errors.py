@@ -33,7 +33,7 @@ class ErrorGroup:
 
 
 def read_groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
-    """What failed under a rule, the largest group first; and whether there is more."""
+    """What failed under a rule, NEWEST of each status, the largest first; whether there is more."""
     found: dict[tuple[int, str], ErrorGroup] = {}
     is_partial = False
     for status in FAULTY:

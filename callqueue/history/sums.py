@@ -2,8 +2,7 @@
 
 Added up by the database, a few seconds after the attempts ended. Minutes are kept for two hours,
 quarters for a month, and those since ever only grow. A quarter is counted once more when all that
-is recorded late is there. Whoever has the row of `Summed` adds up. Seconds since the epoch, UTC,
-but for `until` (microseconds).
+is recorded late is there. Whoever has the row of `Summed` adds up. Unix seconds; `until` in µs.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class Recent:
 
 
 def bound_of_share(buckets: Sequence[int], share: float) -> float | None:
-    """The bound within which such a share of them were, in seconds; None where there were none."""
+    """The bound (seconds; inf: longer) within which such a share of them were; None: none were."""
     wanted, seen = share * sum(buckets), 0
     for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
         seen += count
@@ -120,7 +119,7 @@ def bring_up_to_date(using: str) -> None:
 
 
 def add_up(using: str) -> bool:
-    """Add what ended since the last time; whether there is more. Somebody else may be at it."""
+    """Add what ended since the last time, unless somebody else is at it; whether there is more."""
     with database.writing(using):
         summed = _lock_progress(using)
         if summed is None:
@@ -138,8 +137,8 @@ def add_up(using: str) -> bool:
 
 
 def recount(using: str) -> bool:
-    """Count a quarter of an hour once more, if it is old enough, and add what was recorded late;
-    whether there may be more. Attempts that were deleted meanwhile stay counted.
+    """Count a quarter of an hour once more, if it is old enough, add what was recorded late, delete
+    old sums; whether there may be more. Attempts that were deleted meanwhile stay counted.
     """
     with database.writing(using):
         summed = _lock_progress(using)
@@ -159,17 +158,17 @@ def recount(using: str) -> bool:
         _add_to_stored(using, late | _widened(late, EVER))
         summed.settled = end
         summed.save(update_fields=["settled"])
-        _delete_old(using, now)
+        _delete_old_sums(using, now)
     return True
 
 
-def _delete_old(using: str, now: int) -> None:
+def _delete_old_sums(using: str, now: int) -> None:
     for width, kept in ((MINUTE_S, MINUTES_KEPT_S), (QUARTER_S, QUARTERS_KEPT_S)):
         tables.sums(using).filter(width=width, start__lt=now - kept).delete()
 
 
 def _lock_progress(using: str) -> Any:
-    """The row that says how far sums are; None where somebody else has it."""
+    """The row, made if missing, that says how far sums are; None where somebody else has it."""
     row = database.locked(tables.summed(using).all()).first()
     if row is None and not tables.summed(using).exists():
         now = ledger_time.read(using).at
@@ -181,7 +180,7 @@ def _lock_progress(using: str) -> Any:
 
 
 def _count_ended(using: str, since: Us, until: Us, moved: int) -> Stretches:
-    """What ended in (since, until], by minutes of ledger time. One statement."""
+    """What ended in (since, until] of the settings' rules, voided left out, by ledger minutes."""
     names = list(conf.current().rules)
     sent, ended = micros_sql(using, "a.sent_at"), micros_sql(using, "a.finished_at")
     due = f"({micros_sql(using, 'c.due_at_dt')} - {moved})"
@@ -262,7 +261,7 @@ def _read_by_rule(stored: Any) -> dict[str, Sums]:
 
 
 def read_recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
-    """Every rule's last quarter of an hour and hour, without buckets. `now` in seconds."""
+    """These rules' last quarter of an hour and hour, without buckets. `now` in seconds."""
     found = {rule: Recent() for rule in rules}
     minute = now // MINUTE_S * MINUTE_S
     lately = (f"CASE WHEN start >= {minute - QUARTER_S} THEN {name} ELSE 0 END" for name in COUNTS)

@@ -1,6 +1,5 @@
-"""The results of tasks that wait as calls: QueuedResult, whose caller has the call; and what the
-result backend is told of a task whose call ended while no run said so, so that whoever waits for
-the result, and a chord that waits for its part, go on.
+"""The results of tasks that wait as calls: QueuedResult, whose caller has the call; and what tells
+the result backend of a call's end that no run told: so whoever waits, a chord too, goes on.
 """
 
 from __future__ import annotations
@@ -95,12 +94,13 @@ def _read_task_meta(call: CallQueue) -> dict[str, Any]:
 
 
 def write_ends(using: str, call_ids: Sequence[int]) -> int:
-    """Write the ends of these calls, all of tasks, that the backend does not know; the count."""
+    """Tell the backend how these tasks' calls ended, but DONE ones, if it lacks that; how many."""
     ended = tables.calls(using).final().exclude(status=states.DONE)
     return sum([_write_end(call) for call in ended.filter(pk__in=call_ids).order_by("pk")])
 
 
 def _write_end(call: tables.CallQueue) -> bool:
+    """Tell the backend how it ended, unless that knows or nobody asks; whether it was told."""
     data: Any = call.call_data
     params = data.get("params") if isinstance(data, Mapping) else None
     params = params if isinstance(params, Mapping) else {}

@@ -1,6 +1,5 @@
-"""QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, and publish
-nothing. The worker that is handed the call, once its limits admit it, runs the task
-(handlers/celery_task.py).
+"""QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, publishing nothing.
+Whoever makes the call, once its limits admit it, runs the task (handlers/celery_task.py).
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class QueuedTask(DjangoTask):
         `countdown` and `eta` become the call's not_before, `expires` its expires_at. Raises what
         `send` raises: InvalidCall names the argument that is no JSON, or the option that has no
         meaning here and where to set it. Under `task_always_eager` the task runs at once, under no
-        limit.
+        limit. `.call` is None where the ROUTER discards it.
         """
         args, kwargs = self._checked_arguments(tuple(args or ()), dict(kwargs or {}))
         refuse_options(self, options)
@@ -174,7 +173,7 @@ class QueuedTask(DjangoTask):
         }
 
     def _stated_priority(self, options: Mapping[str, Any]) -> int | None:
-        """The priority given here, else the decorator's, else its sender's, if settings say so."""
+        """The priority given here, the decorator's, or its sender's if so set; None: the rule's."""
         for stated in (options.get("priority"), self.call_priority):
             if stated is not None:
                 return int(stated)
@@ -207,7 +206,7 @@ class QueuedTask(DjangoTask):
     def _send_as_call(
         self, message: Any, of_send: Mapping[str, Any], options: Mapping[str, Any]
     ) -> CallQueue | None:
-        """Keep the message as a call, between the signals of a task that is published."""
+        """Keep the message as a call, between a published task's signals. None: discarded."""
         told = {"sender": self.name, "body": message.body, "headers": message.headers}
         told |= {"exchange": "", "routing_key": str(of_send["rule"] or "default")}
         signals.before_task_publish.send(
@@ -218,7 +217,7 @@ class QueuedTask(DjangoTask):
         try:
             call = calls.send({"method": "celery_task", "params": params}, **of_send)
         except InvalidCall as error:
-            raise naming_argument(error, self) from None
+            raise error_of_argument(error, self) from None
         signals.after_task_publish.send(**told)
         return call
 
@@ -263,7 +262,7 @@ def refuse_options(task: QueuedTask, options: Mapping[str, Any]) -> None:
             raise InvalidCall(name, f"{why} (the task {task.name} states it)")
 
 
-def naming_argument(error: InvalidCall, task: QueuedTask) -> InvalidCall:
+def error_of_argument(error: InvalidCall, task: QueuedTask) -> InvalidCall:
     """The error, with the argument's own name in place of its place in the call's params."""
     field = error.field
     if field.startswith("params.kwargs."):
@@ -300,7 +299,7 @@ def computed_option(
 
 def not_before_of(task: QueuedTask, options: Mapping[str, Any]) -> datetime | None:
     if options.get("eta") is not None:
-        return _aware(task, options["eta"])
+        return _aware_instant(task, options["eta"])
     countdown = options.get("countdown")
     return None if not countdown else timezone.now() + timedelta(seconds=float(countdown))
 
@@ -310,10 +309,10 @@ def expires_at_of(task: QueuedTask, expires: Any) -> datetime | None:
         return None
     if isinstance(expires, int | float):
         return timezone.now() + timedelta(seconds=expires)
-    return _aware(task, expires)
+    return _aware_instant(task, expires)
 
 
-def _aware(task: QueuedTask, instant: datetime | str) -> datetime:
+def _aware_instant(task: QueuedTask, instant: datetime | str) -> datetime:
     """The instant, aware: a naive one is in the Celery app's time zone, as in Celery."""
     when = datetime.fromisoformat(instant) if isinstance(instant, str) else instant
     return when if when.tzinfo else when.replace(tzinfo=task._get_app().timezone)

@@ -47,7 +47,7 @@ def with_is_alive(signs: Iterable[Sign], now: datetime) -> list[Sign]:
     return [replace(one, is_alive=one.is_alive and one.kind != BEAT) for one in judged]
 
 
-def running(using: str) -> list[Sign]:
+def running_dispensers(using: str) -> list[Sign]:
     """The dispensers that run. Beat's task releases in its runs, and may be between two of them."""
     return [one for one in read_signs(using, ledger_time.now(using)) if one.is_alive]
 
@@ -61,7 +61,7 @@ def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True
     last = (rank, name) if releases else (rank + 1, "")
     return any(
         one.digest == digest and one.name != name and (RANKS.index(one.kind), one.name) < last
-        for one in running(using)
+        for one in running_dispensers(using)
         if one.kind in RANKS
     )
 

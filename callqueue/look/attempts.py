@@ -62,7 +62,7 @@ class Attempts:
 
 
 def read(using: str, names: Sequence[str], now: Us) -> Attempts:
-    """What attempts of these rules do as of `now`, and did in the last minute."""
+    """What is in flight, and who begins, of all rules; and the last minute's pace of these."""
     flights: dict[str, InFlight] = {}
     answered: dict[str, list[tuple[int, int, bool]]] = {name: [] for name in names}
     unbegun: dict[str, list[tuple[str, int, Us]]] = {}  # by queue: rule, calls, since when

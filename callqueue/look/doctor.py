@@ -1,6 +1,5 @@
-"""Doctor: examines what callqueue needs, from the settings to the workers, and says what to do
-about what is wrong. Changes nothing. What cannot be found out in a few seconds counts as wrong, and
-so does an examination that fails.
+"""Doctor: examines what callqueue needs, from settings to workers, and says what to do. It changes
+nothing. What cannot be found out in a few seconds, or fails to be examined, counts as wrong.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Facts:
     def runs_alone(self) -> bool:
         """Whether every dispenser that runs makes its calls itself: nobody asks a broker."""
         try:
-            running = alive.running(self.using)
+            running = alive.running_dispensers(self.using)
         except (DatabaseError, InterfaceError):  # another check says so
             return False
         return bool(running) and all(one.kind == alive.RUN for one in running)
@@ -92,8 +91,8 @@ class Facts:
         return any(one.kind in makers for one in self.look.dispensers)
 
     @cached_property
-    def queues(self) -> Mapping[str, set[str]]:
-        """The queues that each worker listens on which answered."""
+    def queues_of_workers(self) -> Mapping[str, set[str]]:
+        """By worker that answers, the queues it listens on; none is asked where none is needed."""
         if not self.asks_workers or _is_eager() or self.runs_alone:
             return {}
         try:
@@ -325,7 +324,7 @@ def _check_workers(facts: Facts) -> str:
         return RUNS
     if _is_eager():
         return "none is needed: tasks run eagerly"
-    served = set().union(*facts.queues.values())
+    served = set().union(*facts.queues_of_workers.values())
     missing = sorted(_queues_of_rules(facts.using) - served)
     others = sorted(_queues_of_callbacks_and_beat(facts.using) - served - set(missing))
     if missing or others:
@@ -333,11 +332,11 @@ def _check_workers(facts: Facts) -> str:
         detail += "" if missing else ", and messages go there"
         queues = ",".join([*missing, *others])
         raise Wrong(
-            detail if facts.queues or not missing else "no worker answered",
+            detail if facts.queues_of_workers or not missing else "no worker answered",
             f"run `celery -A <project> worker --queues {queues}`"
             + (f" ({OTHERS})" if others else ""),
         )
-    count = len(facts.queues)
+    count = len(facts.queues_of_workers)
     listen = "1 worker listens" if count == 1 else f"{count} workers listen"
     return f"{listen} on {', '.join(sorted(served))}"
 

@@ -104,9 +104,8 @@ def place_of_slowest(gates: Sequence[Gate], calls: float, now: Us) -> int | None
 
 
 def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True) -> float:
-    """For how many seconds a call is charged before it ages that takes so long from its release; 0
-    where nobody knows. `late`: how long after its slot it is sent; `is_told`: whether workers tell
-    the ledger of calls that are not answered.
+    """Seconds for which a call that takes `latency` from its release is charged before it ages; 0:
+    nobody knows. `late`: sent so long after its slot; `is_told`: known to the ledger by then.
     """
     if limit.ages_unanswered and is_told:
         known = TOLD_S if limit.keeps_level else limit.jitter_us / SECOND

@@ -78,10 +78,9 @@ def read(
     *,
     key: str | None = None,
 ) -> tuple[dict[str, list[LimitLook]], Mapping[str, str]]:
-    """The limits of each of these rules, in the settings' order; those per key as they are for
-    `key`. And by rule, the id of the budget for which its next call waited in the last pass.
-
-    `backlog`: by rule, the most calls that anybody asks about. Of a limit with room for them
+    """The limits of each of these rules, in the settings' order; those per key for `key` (None: for
+    what uses most). And by rule, the id of the budget for which its next call waited in the last
+    pass. `backlog`: by rule, the most calls that anybody asks about: of a limit with room for them
     nothing is read of when what it holds leaves.
     """
     groups = {book.groups[name] for name in names}
@@ -128,7 +127,7 @@ def _read_memo(
 
 
 def _charged_values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
-    """The values of its `per` with charges; of tallied ones the fullest; or that of a key."""
+    """Values of its `per`: all queues; charged keys, or of tallied ones the fullest; or `key`'s."""
     if key is not None and budget.limit.is_keyed:
         return [budget.value_of(key, "")]
     if budget.limit.is_per_rule:
@@ -158,6 +157,7 @@ def _limit_look(
     spread: Spread,
     is_of_key: bool,
 ) -> LimitLook:
+    """How far it is used by these values; `spread`: when what its tally holds ended."""
     limit, is_summed = budget.limit, budget.limit.is_per_queue
     meters = {value: account.meter(budget, value) for value in values}
     fullest = max(values, key=lambda value: meters[value].used, default="")
@@ -220,7 +220,7 @@ def _is_small_and_keyed(limit: Limit) -> bool:
 
 
 def _read_ageing(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us, int]]:
-    """When each attempt that ended of a value ages, and its cost. A part is found in whole keys."""
+    """When each attempt of a value that ended within the window ages, and its cost."""
     limit = budget.limit
     charged = tables.attempts(account.using).charged()
     found = charged.filter(rule__in=budget.charging_rules).order_by()

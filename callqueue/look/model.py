@@ -84,7 +84,7 @@ class RuleLook:
         return self.hold_on(None)
 
     def hold_on(self, key: str | None) -> HoldLook | None:
-        """The hold that binds calls of this key (or all, without one): the one that ends last."""
+        """Of the holds that bind calls of this key, else all calls, the last to end; None: none."""
         binding = [one for one in self.holds if one.per == "rule" or one.is_on_key(key)]
         on_queues: dict[str, HoldLook] = {}
         for one in sorted(self.holds, key=self.seconds_left_of):
@@ -115,7 +115,7 @@ class RuleLook:
 
     @property
     def binding(self) -> LimitLook | None:
-        """The full limit that its next call waited for in the last pass, or the last to open."""
+        """The full limit the last pass waited for, else the last to open; None: none is full."""
         full = [one for one, gate in zip(self.limits, self.gates, strict=True) if gate.is_full]
         named = [one for one in full if one.budget.id == self.waited_for]
         return max(named or full, key=lambda one: one.opens_at or 0, default=None)
@@ -146,7 +146,7 @@ class RuleLook:
         return self._has_waited and self.incoming > GROWING * self.pace.per_second
 
     def drain_s(self, calls: int | None = None) -> float | None:
-        """Seconds until so many calls are answered; None: nobody can say, see `why_unknown`."""
+        """Seconds until so many calls, else all ready, are answered; None: see `why_unknown`."""
         calls = self.waits.ready if calls is None else calls
         if not calls:
             return 0.0
@@ -159,7 +159,7 @@ class RuleLook:
         return None if kept == FOREVER else max(self.held_s + passed, kept) + self.pace.latency
 
     def released_s(self, calls: int, gates: Sequence[Gate]) -> float | None:
-        """Seconds until so many calls have passed these gates, once nothing holds them."""
+        """Seconds until so many calls have passed these gates unheld; None: nobody can say."""
         if self._why_stopped:
             return None
         passed = estimate.seconds_to_pass(gates, calls, self.now)
@@ -215,7 +215,7 @@ def explains_pace(gate: Gate) -> bool:
 
 @dataclass(frozen=True)
 class Look:
-    """All rules at one moment. Microseconds are ledger time; datetimes as the clock shows them."""
+    """Rules at one moment. Microseconds are ledger time; datetimes as the clock shows them."""
 
     now: Us
     moved: int

@@ -52,8 +52,7 @@ def look(
 
     `rates`: as if these limits had other rates (id in the settings -> rate), with what is in force
     in `before`. `key`: with holds and limits per key as they are for this key, and the pace of the
-    newest calls where none was answered lately. `more`: as if so many calls more waited, by rule,
-    each of a key of its own.
+    newest calls where none was answered lately. `more`: by rule, so many more calls, of new keys.
     """
     with database.one_snapshot(using):
         now, moved, summed_until, version, signs = _read_moment(using)
@@ -242,7 +241,7 @@ class _KeysHeld:
 def _read_holds(
     using: str, now: Us, moved: int, key: str | None
 ) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
-    """The holds by rule; of those on keys a few, the last to end first, and what all come to."""
+    """Holds in force by rule, of those on keys `key`'s and a few; and what all on keys come to."""
     held: dict[str, list[HoldLook]] = {}
     on_keys: dict[str, _KeysHeld] = {}
     at, values = as_parameter(using, from_us(now)), sorted({v for _, v in scopes_of(key or "")})
@@ -318,7 +317,7 @@ def _key_part_params(per: str) -> list[Any]:
 
 
 def _read_mean_costs(known: _Known) -> dict[tuple[str, str], float]:
-    """What the next calls cost, by rule and unit; empty where all limits are of calls."""
+    """The mean cost of some next calls, by rule and unit; empty where all limits are of calls."""
     units = {
         (name, one.budget.limit.unit)
         for name, listed in known.limits.items()
@@ -346,7 +345,7 @@ def _read_mean_costs(known: _Known) -> dict[tuple[str, str], float]:
 
 
 def _read_sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str], Sizes]:
-    """How waiting calls are spread over the values of each rule's `per`s. Few rows at once."""
+    """How ready calls, and `more`, are spread over the values of each rule's `per`s. Few rows."""
     wanted = {
         (name, budget.limit.per)
         for name, waits in known.waits.items()
@@ -374,7 +373,7 @@ def _read_sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str],
 def read_largest_keys(
     using: str, rule: str, most: int, now: Us
 ) -> tuple[list[tuple[str, int, bool]], int]:
-    """The keys with most calls ready, how many, whether held; and the count of all keys."""
+    """The keys with most calls ready, how many, whether held; and how many keys have any ready."""
     key = quoted(using, "key")
     of_keys = (
         f"SELECT {key}, COUNT(*) AS calls FROM {tables.name(using, 'CallQueue')} "

@@ -61,7 +61,7 @@ def read(
         else:
             one.ready, one.oldest_due = int(calls), instant_us(first)
     if later > LATER:
-        for rule, waiting in _count_all(using, names):
+        for rule, waiting in _count_waiting(using, names):
             found[rule].later = max(0, waiting - found[rule].ready)
     return found, _incoming_rates(created, now + moved)
 
@@ -70,8 +70,8 @@ _LATER, _READY, _CREATED = range(3)
 
 
 def _counts_sql(using: str, names: Sequence[str], now: Us, moved: int) -> tuple[str, Sequence[Any]]:
-    """Its rows: what waits, a rule, so many calls, 0, and when the oldest was due; of the newest
-    calls, in which part of the last minute so many came in, and when the first did.
+    """Its rows: _LATER or _READY, a rule, so many calls, 0, when the oldest was due; and _CREATED,
+    a rule, so many of the newest calls, in which part of the last minute, when the first came in.
     """
     table = tables.name(using, "CallQueue")
     later = (
@@ -95,7 +95,7 @@ def _counts_sql(using: str, names: Sequence[str], now: Us, moved: int) -> tuple[
     return " UNION ALL ".join(parts), [*names, as_parameter(using, from_us(since))]
 
 
-def _count_all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
+def _count_waiting(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
     sql = (
         f"SELECT rule, COUNT(*) FROM {tables.name(using, 'CallQueue')} "
         f"WHERE {WAITING} AND rule IN ({placeholders(names)}) GROUP BY rule"

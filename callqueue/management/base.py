@@ -24,7 +24,6 @@ from callqueue import database
 from callqueue.exceptions import CallQueueError
 from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.models import CallQueue
-from callqueue.security.redaction import printable
 from callqueue.texts import in_one_line
 
 PROBLEM, WRONG_USE, INTERRUPTED = 1, 2, 130
@@ -75,7 +74,6 @@ class CallQueueCommand(BaseCommand):
             raise CommandError("stopped", returncode=INTERRUPTED) from None
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        """What the command does."""
         raise NotImplementedError
 
     def say(self, text: str) -> None:
@@ -96,7 +94,16 @@ class CallQueueCommand(BaseCommand):
             raise SystemExit(UNREAD) from None
 
 
-def counted(number: int, noun: str = "call") -> str:
+def printable(text: str) -> str:
+    """The text in one line, with escapes for what is not seen or would move a cursor."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    )
+
+
+def with_noun(number: int, noun: str = "call") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -108,8 +115,8 @@ def wrong_use(why: str) -> CommandError:
     return CommandError(printable(why), returncode=WRONG_USE)
 
 
-def duration(value: str | timedelta | None) -> timedelta | None:
-    """An option that is a duration; WrongDuration says how one is written."""
+def duration_of(value: str | timedelta | None) -> timedelta | None:
+    """An option as a duration; None: not given. WrongDuration says how one is written."""
     return parse_duration(value) if isinstance(value, str) else value
 
 

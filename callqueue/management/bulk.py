@@ -11,10 +11,10 @@ from callqueue.control import bulk
 from callqueue.control.bulk import Pick
 from callqueue.management.base import (
     CallQueueCommand,
-    counted,
-    duration,
+    duration_of,
     key_of,
     progress,
+    with_noun,
     wrong_use,
 )
 
@@ -44,13 +44,15 @@ class BulkCommand(CallQueueCommand):
             statuses = bulk.parse_statuses(options["statuses"], self.default, self.legal)
         except ValueError as error:
             raise wrong_use(f"--status: {error}") from None
-        return Pick(statuses, options["rule"], key_of(options["key"]), duration(options["since"]))
+        return Pick(
+            statuses, options["rule"], key_of(options["key"]), duration_of(options["since"])
+        )
 
     def run_bulk(self, using: str, options: dict[str, Any], do: Callable[..., int]) -> None:
         pick = self.parse_pick(options)
         if options["dry_run"]:
-            self.say(f"would {self.verb} {counted(bulk.count(using, pick))}; nothing was changed")
+            self.say(f"would {self.verb} {with_noun(bulk.count(using, pick))}; nothing was changed")
             return
         with progress(f"{self.verb}ing") as update:
             count = do(using, pick, progress=update)
-        self.say(f"{self.past} {counted(count)}")
+        self.say(f"{self.past} {with_noun(count)}")

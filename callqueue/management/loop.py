@@ -23,8 +23,8 @@ def add_options(parser: CommandParser) -> None:
 
 
 def parse_options(using: str, options: dict[str, Any]) -> tuple[list[str], float | None]:
-    """The rules, and for how many seconds; wrong use where there are none such. A database that
-    is away is waited for; one that answers and has no tables of ours is an error.
+    """The rules (none: all), and for how many seconds (None: without end); else wrong use. A
+    database that is away is left to the loop; one that answers without our tables is an error.
     """
     try:
         tables.ledger_state(using).exists()
@@ -40,8 +40,8 @@ def parse_options(using: str, options: dict[str, Any]) -> tuple[list[str], float
 
 
 @contextmanager
-def told_to_end() -> Iterator[threading.Event]:
-    """Set once SIGTERM or SIGINT has come; more of them change nothing within the block."""
+def stop_at_signal() -> Iterator[threading.Event]:
+    """An event, set once SIGTERM or SIGINT has come; more of them change nothing in the block."""
     stop = threading.Event()
 
     def end(*_: Any) -> None:

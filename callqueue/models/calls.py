@@ -20,7 +20,7 @@ from callqueue.fields import (
     new_idempotency_key,
     one_call,
 )
-from callqueue.managers import CallQueueManager, leave_to_promotion, written_besides
+from callqueue.managers import CallQueueManager, columns_written_besides, leave_to_promotion
 from callqueue.models.table import Table
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class CallQueue(Table):
             self._read_due = None
         if fields is None:
             leave_to_promotion(self)
-        elif written := written_besides(fields):
+        elif written := columns_written_besides(fields):
             self.ready = False
             fields.update(written)
         super().save(*args, update_fields=fields, **how)

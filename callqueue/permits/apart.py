@@ -33,8 +33,8 @@ IDLE = 1.0  # seconds for which a keeper that has nothing to do keeps its connec
 STUCK = 2.0
 
 
-def apart(using: str, work: Callable[[], T]) -> T:
-    """Do it outside the caller's transaction; what it returns. CallQueueError on SQLite in one."""
+def run_apart(using: str, work: Callable[[], T]) -> T:
+    """What `work` gives, done outside the caller's transaction; in one on SQLite CallQueueError."""
     if not is_in_callers_transaction(using):
         return work()
     if database.is_sqlite(using):
@@ -52,7 +52,7 @@ def apart(using: str, work: Callable[[], T]) -> T:
 
 
 def write_apart(using: str, work: Callable[[], Any]) -> None:
-    """As `apart`, but wait for PATIENCE at most: what waits for the caller's locks is done then."""
+    """As `run_apart`, waiting PATIENCE at most while it goes on; in one on SQLite, within it."""
     if not is_in_callers_transaction(using) or database.is_sqlite(using):
         work()
         return
@@ -62,7 +62,7 @@ def write_apart(using: str, work: Callable[[], Any]) -> None:
 
 
 def is_in_callers_transaction(using: str) -> bool:
-    """Whether this thread is in a transaction that is not a test's alone."""
+    """Whether this thread has no autocommit, or a transaction that is not a test's alone."""
     if not database.in_transaction(using):
         return not connections[using].get_autocommit()
     blocks = getattr(connections[using], "atomic_blocks", [])
@@ -74,7 +74,7 @@ class _Keeper:
 
     def __init__(self, using: str, waiting: Works) -> None:
         self.using, self.waiting = using, waiting
-        self.began: float | None = None  # what it is at now; None: nothing
+        self.began: float | None = None  # its piece of work, monotonic; None: it has none
         self.connection: Any = None
         threading.Thread(target=self._run, name="callqueue-permits", daemon=True).start()
 
@@ -92,6 +92,7 @@ class _Keeper:
             self._disconnect()
 
     def _next_work(self) -> _Work | None:
+        """The next piece of work; None after IDLE without one: it is no keeper any more."""
         with suppress(Empty):
             return self.waiting.get(timeout=IDLE)
         with _lock, suppress(Empty):

@@ -39,14 +39,13 @@ class Options:
     lease: float | None = None
     label: str = ""
 
-    def wanted(self, url: str | None = None) -> Wanted:
-        """Check what was asked for. InvalidCall naming the argument, or UnknownRule. Somebody waits
-        for it: where no priority is given, it is one above the rule's, before any backlog.
-        """
+    def as_wanted(self, url: str | None = None) -> Wanted:
+        """These, checked: InvalidCall naming the argument, UnknownRule. `url` may name the rule."""
         config = conf.current()
         name = self.rule if self.rule is not None else rule_of(url) or "default"
         rule, priority, lease = config.rule(name), self.priority, self.lease
-        priority = min(rule.priority + 1, HIGHEST) if priority is None else priority
+        if priority is None:  # somebody waits for it: it goes before any backlog
+            priority = min(rule.priority + 1, HIGHEST)
         request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)
         label, usual = _checked_label(self.label), config.begun_lease(rule)
         shown = "" if config.encryption_keys else label  # in lists, which are not encrypted
@@ -65,7 +64,7 @@ class Options:
 
 
 def rule_of(url: str | None) -> str | None:
-    """The rule whose hosts name the URL's, as for `send`; None where none does."""
+    """The rule whose hosts name the URL's; None: none does, or no URL. InvalidCall: no host."""
     if not isinstance(url, str | None):
         raise InvalidCall("url", "must be a string")
     try:

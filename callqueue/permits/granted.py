@@ -27,10 +27,8 @@ PATIENCE = 10.0  # seconds for which the end of a permit waits for a database th
 
 
 class Permit:
-    """A call that the ledger has admitted. `attempt_id` is its row of `CallAttempt`.
-
-    What it is told is written at once, and never raises what the database does: the call has been
-    made by then.
+    """A call that the ledger has admitted; `attempt_id` is its row of `CallAttempt`. What it is
+    told is written at once, and raises nothing of the database's: the call is made by then.
     """
 
     def __init__(self, using: str, job: Job) -> None:
@@ -57,8 +55,8 @@ class Permit:
             self._write(lambda: self._settle(checked))
 
     def hold(self, until: float | datetime, why: str = "", scope: str | None = None) -> None:
-        """Lay a hold, as an answer with `Retry-After` does: seconds, or an aware datetime; at most
-        the rule's `max_hold`. `scope`: "rule", "queue", "key" or a key's name.
+        """Lay a hold, for the rule's `max_hold` at most, and end as throttled. `until`: seconds or
+        aware, else ValueError. `scope`: "rule", "queue", "key", a key's name; None: the narrowest.
         """
         is_instant = isinstance(until, datetime) and until.tzinfo is not None
         is_seconds = isinstance(until, int | float) and not isinstance(until, bool) and until >= 0
@@ -86,8 +84,8 @@ class Permit:
         result.cost = self._cost
         return result
 
-    def keep_answer(self, result: Result) -> None:
-        """Lay this answer's hold, and say that it was sent: it ends so once its body has come."""
+    def hold_and_tell_sent(self, result: Result) -> None:
+        """Lay this answer's hold, and tell that it was sent: it ends once its body has come."""
         self._write(lambda: self._lay_hold(result))
         self._write(self._tell_sent)
 
@@ -133,7 +131,7 @@ class Permit:
             recorder.lay_hold(self._using, result)
 
     def _end(self, result: Result) -> None:
-        """Record the end. A permit is never retried: what a call is retried for has failed."""
+        """Record the end; a retry is a failure here. If recovery has ended it, correct its cost."""
         self._lay_hold(result)
         job, status = self.job, getattr(result.response, "status_code", None)
         final = replace(

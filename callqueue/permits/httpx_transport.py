@@ -1,8 +1,5 @@
-"""`PermitTransport` and `AsyncPermitTransport`: a permit for each request of a client of httpx2, or
-of httpx. Which of them, the request tells: their classes do not know each other.
-
-Redirects and retries that the client makes take a permit each. No body is read before the client
-reads it.
+"""`PermitTransport` and `AsyncPermitTransport`: a permit for each request of a client of httpx2 or
+httpx (its request tells which), redirects and retries too. No body is read before the client does.
 """
 
 from __future__ import annotations
@@ -50,24 +47,23 @@ class _Transport:
             self._inner = getattr(_library_of(request), self._default)(**self._of_transport)
         return self._inner
 
-    def _wanted(self, request: Any) -> Wanted | None:
-        return transport.wanted(self._options, str(request.url))
+    def _wanted_for(self, request: Any) -> Wanted | None:
+        return transport.wanted_for_url(self._options, str(request.url))
 
 
 class PermitTransport(_Transport, BaseTransport):
     """A transport of httpx2 or httpx that makes each request under a permit.
 
     `rule`: under which; without it the rule whose hosts name the request's, and hosts without a
-    rule pass. `transport`: what sends them; else the library's `HTTPTransport`, made with the other
-    arguments. The others: see `callqueue.permit`. Raises NotNow where no permit is to be had within
-    `wait`.
+    rule pass. `key` to `label`: see `callqueue.permit`. `transport`: what sends them; else the
+    library's `HTTPTransport`, made with the rest. NotNow where `wait` ends without a permit.
     """
 
     _default = "HTTPTransport"
 
     def handle_request(self, request: Any) -> Any:
         sender = self._sender(request)
-        if (asked := self._wanted(request)) is None:
+        if (asked := self._wanted_for(request)) is None:
             return sender.handle_request(request)
         permit = begin(asked)
         try:
@@ -96,7 +92,7 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
 
     async def handle_async_request(self, request: Any) -> Any:
         sender = self._sender(request)
-        if (asked := self._wanted(request)) is None:
+        if (asked := self._wanted_for(request)) is None:
             return await sender.handle_async_request(request)
         permit = await abegin(asked)
         try:
@@ -126,7 +122,7 @@ def _end_with_answer(permit: Permit, request: Any, response: Any) -> None:
 
     def end(body: bytes, *, is_cut: bool) -> None:
         told = transport.as_response(status, response.headers, body, url)
-        permit.end_with(transport.judged(permit, told, is_cut=is_cut))
+        permit.end_with(transport.result_of_response(permit, told, is_cut=is_cut))
 
     wants_body = transport.wants_body(permit)
     if response.is_closed:  # it was never sent, but made by a client's own transport
@@ -136,8 +132,8 @@ def _end_with_answer(permit: Permit, request: Any, response: Any) -> None:
         response.stream = _body_class(response)(response, permit, end)
     elif transport.is_charged_until_read(permit):
         told = transport.as_response(status, response.headers, b"", url)
-        result = transport.judged(permit, told)
-        permit.keep_answer(result)
+        result = transport.result_of_response(permit, told)
+        permit.hold_and_tell_sent(result)
         response.stream = _body_class(response)(
             response, permit, lambda *_, **__: permit.end_with(result)
         )

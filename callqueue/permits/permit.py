@@ -53,7 +53,7 @@ class permit:
         lease: float | None = None,
         label: str = "",
     ) -> None:
-        self._wanted = Options(rule, key, cost, priority, wait, lease, label).wanted(url)
+        self._wanted = Options(rule, key, cost, priority, wait, lease, label).as_wanted(url)
         self._entered: list[tuple[Any, Any]] = []  # by whom, and the permit
 
     def __enter__(self) -> Permit:

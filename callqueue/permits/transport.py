@@ -1,6 +1,5 @@
-"""A permit for each request that an HTTP client makes, whichever client that is. The answer is
-judged as a worker judges it: `classify`, `settle`, a refusal's `Retry-After`, and the circuit
-breaker. Refuses nothing that the client would do.
+"""A permit for each request of an HTTP client, whichever that is; the adapter of requests. Answers
+are judged as by a worker. Nothing is refused that the client would do.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ from callqueue.permits.permit import begin
 from callqueue.transitions import Result
 
 
-def wanted(options: Options, url: str) -> Wanted | None:
+def wanted_for_url(options: Options, url: str) -> Wanted | None:
     """The permit that a request needs; None where its host has no rule, and passes."""
-    return options.wanted(url) if options.rule is not None or rule_of(url) else None
+    return options.as_wanted(url) if options.rule is not None or rule_of(url) else None
 
 
-def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False) -> Result:
+def result_of_response(
+    permit: Permit, response: requests.Response, *, is_cut: bool = False
+) -> Result:
     """How this answer ends the permit. `is_cut`: its body is the beginning of what came."""
     answer = Answer(response, None, sent=True, truncated=is_cut)
     return scrub_result(judging.result_of_answer(permit.job, answer), ())
@@ -87,7 +88,7 @@ class PermitAdapter(HTTPAdapter):
         self, request: requests.PreparedRequest, stream: bool = False, **how: Any
     ) -> requests.Response:
         url = request.url or ""
-        if (asked := wanted(self._options, url)) is None:
+        if (asked := wanted_for_url(self._options, url)) is None:
             return super().send(request, stream=stream, **how)
         permit = begin(asked)
         try:
@@ -99,9 +100,9 @@ class PermitAdapter(HTTPAdapter):
         except BaseException as error:
             permit.end_with(permit.result_of(error))
             raise
-        result = judged(permit, told)
+        result = result_of_response(permit, told)
         if stream and is_charged_until_read(permit):
-            permit.keep_answer(result)
+            permit.hold_and_tell_sent(result)
             _call_on_release(response.raw, lambda: permit.end_with(result))
         else:
             permit.end_with(result)

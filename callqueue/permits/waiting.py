@@ -28,13 +28,13 @@ from callqueue.ledger import ledger_time, ready_calls, rule_rows
 from callqueue.ledger.settings import Party
 from callqueue.ledger.transaction import untimed_transaction
 from callqueue.maintenance import recovery
-from callqueue.permits.apart import apart
+from callqueue.permits.apart import run_apart
 from callqueue.permits.asking import Wanted
 from callqueue.transitions import Job
 
 # seconds after which a permit expires whose waiter has not said that it lives, if it waits for as
 # long, and after which it says so again
-ALIVE, BEAT = 8.0, 2.0
+ALIVE, SIGN_EVERY = 8.0, 2.0
 LOOK = 0.06  # seconds between two looks at whether another pass has charged it
 # While no pass has room for anybody, for all that is known, seconds between two looks, and between
 # two passes: a share of the time that is left, at least and at most.
@@ -60,7 +60,7 @@ class RowSeen(NamedTuple):
 
 
 def now() -> float:
-    """Seconds that go on as the waiter's do: with the test's clock, where a test holds one."""
+    """This process's monotonic seconds, and those by which a test has moved its clock on."""
     return clocks.monotonic() + database.server_clock.ahead.total_seconds()
 
 
@@ -89,22 +89,24 @@ class Waiter:
         self._is_outdated = False  # the last pass went by settings of the past
         self._streak = NO_STREAK
         self.passed_at, self._pause_of_pass = now(), 0.0
-        self._opens_at = self._beat_at = self._slot_at = 0.0
+        self._opens_at = self._next_sign_at = self._slot_at = 0.0
 
     def step(self) -> Job | float:
         """Look, or make a pass: the begun job, or seconds until the next step. Too late: NotNow."""
-        return apart(self.using, lambda: database.persist(self.using, self._step, during="permit"))
+        using = self.using
+        return run_apart(using, lambda: database.persist(using, self._step, during="permit"))
 
     def withdraw(self) -> None:
         """Wait no more, and give back what was charged, perhaps unknown to it."""
+        using = self.using
         if not self._has_given_up:
-            apart(self.using, lambda: database.persist(self.using, self._withdraw, during="permit"))
+            run_apart(using, lambda: database.persist(using, self._withdraw, during="permit"))
 
     def seconds_until_slot(self) -> float:
         return max(0.0, self._slot_at - now())
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         return None if self.wait is None else max(0.0, self.began + self.wait - now())
 
     @property
@@ -125,8 +127,8 @@ class Waiter:
             return found
         if self._patience is not None and self._patience <= 0:
             return self._give_up()
-        if now() >= self._beat_at:
-            self._beat()
+        if now() >= self._next_sign_at:
+            self._give_sign_of_life()
         return self._seconds_until_step()
 
     def _clock_settles_in(self) -> float:
@@ -139,11 +141,11 @@ class Waiter:
     def _patience(self) -> float | None:
         """Seconds until it gives up; None: never. AT_ONCE more before it has made a pass."""
         if self.wait is None or self.passes:
-            return self.left
+            return self.seconds_left
         return self.began + self.wait + AT_ONCE - now()
 
     def _look_at_row(self) -> Job | None:
-        """The job, which it begins, where a pass has charged it; NotNow where it has ended."""
+        """The job, which it begins, if a pass charged it. Ended: NotNow; expired: it waits anew."""
         if self.pk is None or self.due_at is None:
             return None
         reading = ledger_time.watch(self.using).last
@@ -174,7 +176,7 @@ class Waiter:
         return self._accept(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
 
     def _accept(self, jobs: Sequence[Job]) -> Job | None:
-        """The one begun job, if it is fit; an unfit one is recorded, and NotNow raised."""
+        """The begun job, if it is fit; else it is recorded: NotNow, or if expired it waits anew."""
         if not jobs:
             return None
         (job,) = jobs
@@ -212,7 +214,7 @@ class Waiter:
         """Make a pass; None where an earlier one, whose end was not known, has left a row."""
         using, wanted, before = self.using, self.wanted, self.pk
         if self._is_in_doubt and self.pk is None:
-            self.pk = before = self._find_row()
+            self.pk = before = self._find_pk()
             if self.pk is not None:
                 self._is_in_doubt = False
                 return None
@@ -222,7 +224,8 @@ class Waiter:
         book = party.book_to_charge_by(conf.current().book, is_outdated=self._is_outdated)
         if book is not known or self._streak.locked:
             release_pass.ensure_state_rows(using, book.groups[self.rule])
-        lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
+        left, lead = self.seconds_left, release_pass.LEAD
+        lead = lead if left is None else min(lead, left)
         maker = OwnCall(
             self.rule,
             self.priority,
@@ -255,12 +258,12 @@ class Waiter:
         return done
 
     def _get_in_line(self, at: datetime) -> int | None:
-        """Have its row wait, in a pass too; its pk, None where it waits no more or is locked."""
+        """Have its row wait, in a pass or alone; its pk. None: it waits no more, or is locked."""
         if self._is_in_doubt and self.pk is None:
-            self.pk = self._find_row()  # its commit has come through since, perhaps
+            self.pk = self._find_pk()  # its commit has come through since, perhaps
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
         until = at + timedelta(seconds=within)
-        self._beat_at = now() + BEAT
+        self._next_sign_at = now() + SIGN_EVERY
         if self._is_passing:
             self._wake_key()
         self.due_at = self.due_at or at
@@ -273,9 +276,9 @@ class Waiter:
             ready_calls.tell_of_keys(self.using, [self.pk])
         return self.pk
 
-    def _beat(self) -> None:
-        """Say that it waits. A new row is in line from a second commit on: the first may come
-        through once nobody waits any more, and no lock would tell.
+    def _give_sign_of_life(self) -> None:
+        """Say that it waits, by a row; a new one is in line from a second commit on: the first may
+        come through once nobody waits any more, and no lock would tell.
         """
         if self._is_in_doubt:  # perhaps it has a row
             return
@@ -326,15 +329,15 @@ class Waiter:
         left = self._opens_at - now()
         until_look = max(LOOK * max(1.0, self.ahead / NEAR), min(left, _bounded(REST, left / PART)))
         until = min(until_look, max(0.0, self.next_pass_at - now()))
-        if self.left:
-            until = min(until, self.left)
+        if self.seconds_left:
+            until = min(until, self.seconds_left)
         return max(0.001, until)
 
     # --- the end of the wait
 
     def _give_up(self) -> Job:
         """Raise NotNow; the job, where it was charged just now."""
-        self.pk = self._row_when_settled()
+        self.pk = self._pk_when_settled()
         until, reason = self._forecast()
         if self.pk is not None and not self._delete_row(self.pk):
             if (job := self._look_at_row()) is not None:
@@ -353,7 +356,7 @@ class Waiter:
         return found.release_at, found.reason
 
     def _withdraw(self) -> None:
-        pk = self._row_when_settled()
+        pk = self._pk_when_settled()
         if pk is None or self._delete_row(pk) or transitions.cancel(self.using, [pk]):
             return
         attempts = tables.attempts(self.using).open().filter(call_id=pk)
@@ -361,13 +364,13 @@ class Waiter:
         jobs = claim.begin(self.using, begun, self.worker) if begun else []
         recorder.record_once(self.using, [transitions.after_expiry(job) for job in jobs])
 
-    def _row_when_settled(self) -> int | None:
+    def _pk_when_settled(self) -> int | None:
         """Its pk, if it has one. OperationalError where its last pass may be committed yet."""
         if self.pk is None and self._is_in_doubt:
             with database.writing(self.using):
                 if not rule_rows.try_lock(self.using, [self.rule]):
                     raise OperationalError("a permit's pass may be committed yet")
-        return self._find_row() if self.pk is None else self.pk
+        return self._find_pk() if self.pk is None else self.pk
 
     # --- its row among the calls, while it waits
 
@@ -381,7 +384,7 @@ class Waiter:
         }
         row = database.new_object(tables.CallQueue, columns)
         database.insert_objects(tables.CallQueue, self.using, [row], batch_size=1)
-        pk = row.pk or self._find_row()  # MySQL does not tell it
+        pk = row.pk or self._find_pk()  # MySQL does not tell it
         assert pk is not None
         return pk
 
@@ -391,7 +394,7 @@ class Waiter:
         waits = f"t.status IN ({database.listed(states.WAITING)})"
         return bool(database.update_free(tables.CallQueue, self.using, said, waits))
 
-    def _find_row(self) -> int | None:
+    def _find_pk(self) -> int | None:
         rows = tables.calls(self.using).filter(idempotency_key=self._identity)
         return rows.values_list("pk", flat=True).first()
 
@@ -420,7 +423,7 @@ class Waiter:
         return RowSeen(*found[0]) if found else None
 
     def _delete_row(self, pk: int) -> bool:
-        """Delete its row, which leaves nothing. False where it was charged before."""
+        """Delete its row, which leaves nothing. False where it was charged or has ended before."""
 
         def work() -> bool:
             rows = tables.calls(self.using).filter(pk=pk)

@@ -1,6 +1,5 @@
 """Where a URL leads, and whether calls may go there: the policy of ALLOWED_HOSTS and
-ALLOWED_NETWORKS. Pure: whoever connects asks again with each address that the name turned out to
-have.
+ALLOWED_NETWORKS. Pure: whoever connects asks again with each address that the name has.
 """
 
 from __future__ import annotations
@@ -112,9 +111,8 @@ def address_refusal(address: Address | str, allowed_networks: Sequence[str] = ()
     (https://www.iana.org/assignments/iana-ipv4-special-registry and
     .../iana-ipv6-special-registry), multicast, every IPv6 address outside of global unicast
     (https://www.iana.org/assignments/ipv6-address-space), and the addresses at which cloud
-    providers keep machines' credentials. An IPv4 address inside an IPv6 one is judged as what it is
-    where the network makes it that (mapped, NAT64), and beside the IPv6 one where some host may
-    (ISATAP).
+    providers keep machines' credentials. An IPv4 address inside an IPv6 one is judged in its place
+    where the network makes it that (mapped, NAT64), and beside it where some host may (ISATAP).
     """
     if isinstance(address, str):
         address = ip_address(address)
@@ -134,7 +132,7 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
 
     A pattern is a host, "*.example.com" (every name below example.com, not that name itself) or
     "*", each perhaps with a port: "api.example.com:8443". Letter case, a trailing dot and the
-    spelling of an address make no difference.
+    spelling of an address make no difference. Without a `port`, those with one hold no host.
     """
     if "*" in allowed_hosts:
         return None

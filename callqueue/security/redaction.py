@@ -90,15 +90,6 @@ def redact_text(text: str) -> str:
     return _PAIR.sub(_redact_query_pair, text) if "=" in text else text
 
 
-def printable(text: str) -> str:
-    """The text in one line, with escapes for what is not seen or would move a cursor."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-    )
-
-
 @lru_cache(maxsize=2048)
 def _is_telling_name(name: str) -> bool:
     return _TELLING.search(re.sub(r"[^a-z0-9]", "", name.lower())) is not None

@@ -56,9 +56,8 @@ class SecretContext:
 
 @dataclass(frozen=True)
 class SecretFor:
-    """An entry of SECRETS that goes to these hosts, and with calls of these rules, only (None:
-    any). `source` is the value, or a callable that returns it; one that takes an argument is given
-    a SecretContext.
+    """An entry of SECRETS that goes only to these hosts, with calls of these rules (None: any).
+    `source`: the value, or a callable that returns it, given a SecretContext if it takes one.
     """
 
     source: str | Callable[..., str] = field(repr=False)
@@ -139,8 +138,8 @@ def unmark_secrets(value: Any) -> Any:
     )
 
 
-def references_to_secrets(document: Any) -> Any:
-    """A copy with a Secret for each {"$secret": NAME}. InvalidCall: one is malformed."""
+def secrets_from_references(document: Any) -> Any:
+    """A copy with a Secret for each {"$secret": NAME}; "$$secret" loses a "$". Else InvalidCall."""
     for value in walk_json(document):
         if isinstance(value, dict) and MARK in value and not _is_reference(value):
             raise InvalidCall(

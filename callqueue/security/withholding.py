@@ -183,6 +183,7 @@ def _utf_8_as_latin_1(wide: re.Match[str]) -> str:
 
 
 def _latin_1_of_utf_8(two: re.Match[str]) -> str:
+    """The Latin-1 character whose two bytes of UTF-8 these are, each read as a character."""
     return chr(ord(two[0][0]) % 4 * 64 + ord(two[0][1]) % 64)
 
 
@@ -215,6 +216,7 @@ class _Detector(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _detector(values: tuple[str, ...]) -> _Detector | None:
+    """What finds these values, by each part and encoding that tells; None: nothing to find."""
     forms, wholes = dict[tuple[int, str], None](), dict[str, None]()
     patterns = dict[str, None]()
     for piece, is_whole in (found for value in values if value for found in _telling_parts(value)):
@@ -334,7 +336,7 @@ _in_hand: ContextVar[tuple[tuple[str, ...], str, Any]] = ContextVar(
 @contextmanager
 def withholding(values: tuple[str, ...], method: str = "", params: Any = None) -> Iterator[None]:
     """While the block runs, this thread makes a call with these secrets and this payload: no record
-    of Celery's and urllib3's own loggers tells a secret, and `cleaned` knows what to take out.
+    of Celery's and urllib3's loggers tells one; `clean_of_call_in_hand` knows what to take out.
     """
     if values:
         for name in _LOGGERS:
@@ -346,7 +348,7 @@ def withholding(values: tuple[str, ...], method: str = "", params: Any = None) -
         _in_hand.reset(token)
 
 
-def cleaned(text: str) -> str:
+def clean_of_call_in_hand(text: str) -> str:
     """The text, clean of the secrets and the payload of the call that this thread makes."""
     values, method, params = _in_hand.get()
     return clean_of_secrets(text, values, payload_strings(method, params))

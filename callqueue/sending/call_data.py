@@ -1,6 +1,5 @@
-"""Checks of call_data: its JSON, its method, its URL, and what the method takes: a table of its
-params, each with the check of its value. Where a string is wanted, a Secret may stand, whose value
-the worker checks.
+"""Checks of call_data: its JSON, its method, its URL, and by a table each param that the method
+takes. Where a string is wanted, a Secret may stand, whose value the worker checks.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Reach:
 
 
 def check_url(url: object, reach: Reach) -> tuple[str, int]:
-    """The host (lower-case ASCII, not resolved) and port of an http(s) URL that may be called."""
+    """Host (lower-case ASCII, not resolved) and port of an http(s) URL. InvalidCall, NotAllowed."""
     if not isinstance(url, str) or not url:
         raise InvalidCall(_AT_URL, f"must be an http or https URL, not {kind_of(url)}")
     if _UNSAFE_IN_URL.search(url):
@@ -114,11 +113,9 @@ def check_call_data(
     secret_names: Collection[str],
     max_bytes: int,
 ) -> tuple[dict[str, Any], str]:
-    """A plain JSON copy of `call_data`, its method normalised, and the host that its URL names.
-    InvalidCall names the field, NotAllowed the host.
-
-    A Secret is accepted in place of any string in params; the worker repeats the checks with
-    `check_params` once its value is known. A dict that looks like a reference to one is a dict.
+    """A plain JSON copy of `call_data`, its method in lower case, and its URL's host ("" if none or
+    secret). InvalidCall names the field, NotAllowed the host. A Secret may stand for any string in
+    params: the worker checks its value. A dict that looks like a reference to one is a dict.
     """
     if not isinstance(call_data, dict):
         raise InvalidCall(
@@ -137,9 +134,7 @@ def check_call_data(
 
 
 def check_params(method: str, params: object, reach: Reach) -> str:
-    """Check what the method makes of its params; again once secrets are resolved. The host of the
-    URL; "" without one. InvalidCall names the field, NotAllowed the host.
-    """
+    """Check a method's params; their URL's host, "" if none or secret. InvalidCall, NotAllowed."""
     host = ""
     if not isinstance(params, dict):
         raise InvalidCall("params", f"must be a dict, not {kind_of(params)}")

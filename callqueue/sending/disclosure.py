@@ -18,11 +18,9 @@ from callqueue.sending.call_data import Reach, check_params, check_url
 def disclose(
     method: str, params: Mapping[str, Any], *, rule: str, key: str
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The params with their secrets' values in place, and those values, each asked for once. The
-    whole is checked now that they are known, whether `send` has ever seen it or not.
-
-    NotAllowed where one may not go there or the call may not be made, InvalidCall where a value
-    does not fit its place, SecretError where one has no value now.
+    """The params with their secrets' values in place, checked as a whole though `send` may never
+    have seen them; and those values. NotAllowed where one may not go there or the call may not be
+    made, InvalidCall where a value does not fit its place, SecretError where one has no value now.
     """
     asker, resolved = _Asker(rule, key), params
     try:
@@ -39,7 +37,7 @@ def disclose(
 
 
 def secret_values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
-    """The values that can be had, to take them out of what is said about the call."""
+    """The secrets' values, to take out of what is said about a call; none where one is refused."""
     try:
         return disclose(method, params, rule=rule, key=key)[1]
     except Exception:
@@ -60,7 +58,7 @@ class _Asker:
         self.values: dict[str, str] = {}
 
     def name_host(self, url: Any) -> None:
-        """Before any other secret is asked for: where the call goes, by its URL or a secret one."""
+        """Learn where the call goes, by its URL or a secret one; before others are asked for."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
         self.host, self.port = check_url(address, _configured_reach())

@@ -1,4 +1,4 @@
-"""Sends the calls of a file (JSON, or JSON lines) in one transaction: all of them, or none."""
+"""Sends the calls of a file (JSON, or JSON lines) in one transaction: all, none, or all but bad."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.db import transaction
 
 from callqueue import conf
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.security.secrets import references_to_secrets
+from callqueue.security.secrets import secrets_from_references
 from callqueue.sending import intake
 
 if TYPE_CHECKING:
@@ -75,13 +75,14 @@ def _prepared_calls(
     names_secrets: bool,
     refused: Refused,
 ) -> Iterator[CallQueue | None]:
+    """A row for each document, counted in `done`; None for one that is refused or discarded."""
     for number, text in _numbered_documents(source):
         done.lines += 1
         call = None
         try:
             request = _request_of(_parse_json(text), same)
             if names_secrets:
-                request = replace(request, call_data=references_to_secrets(request.call_data))
+                request = replace(request, call_data=secrets_from_references(request.call_data))
             call = intake.prepare(request)
             done.discarded += call is None
         except (CallQueueError, ValueError) as error:

@@ -62,7 +62,7 @@ def accept(request: CallRequest, *, using: str) -> CallQueue | None:
 def accept_many(
     iterable: Iterable[Any], *, batch_size: int, same: Mapping[str, Any], using: str
 ) -> list[CallQueue]:
-    """Check all requests, then insert their rows, `batch_size` a statement, in one transaction."""
+    """Check all, then insert or find those not discarded: `batch_size` a statement, all or none."""
     if type(batch_size) is not int or batch_size < 1:
         raise InvalidCall("batch_size", f"{batch_size!r} is not a whole number of at least 1")
     prepared = (_prepare_item(i, item, same) for i, item in enumerate(iterable))
@@ -283,7 +283,6 @@ def _insert_key_news(calls: Iterable[tables.CallQueue], using: str, batch_size: 
 
 def _insert_or_find(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables.CallQueue]:
     """By unique key, the unfinished call that carries it: one of these, or the one that was there.
-
     Another sender's uncommitted row is waited for. Where the transaction's snapshot hides it, the
     database's own serialization error says so, or a locking read finds it. All of it is one
     transaction: a call that was inserted here cannot end before it is found.

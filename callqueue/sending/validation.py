@@ -30,7 +30,7 @@ _ADVICE: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (complex, "send its parts"),
     (object, "send a string or a number"),
 )
-encode = json.JSONEncoder(
+compact_json = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 ).encode
 
@@ -38,11 +38,12 @@ encode = json.JSONEncoder(
 def plain_copy(
     call_data: dict[Any, Any], max_bytes: int, secret_names: Collection[str]
 ) -> dict[str, Any]:
-    """A copy as JSON would read it back. InvalidCall names the place of what is not JSON."""
+    """A copy as JSON would read it back. InvalidCall: what is not JSON, and where; or too long."""
     copying = _Copying(max_bytes, secret_names)
     plain: dict[str, Any] = copying.copy(call_data, None, 1)
     if 16 * copying.least > max_bytes:  # no JSON is longer than 16 times what it is at least
-        size = len(encode(mark_secrets(plain) if copying.has_secrets else plain).encode())
+        stored = mark_secrets(plain) if copying.has_secrets else plain
+        size = len(compact_json(stored).encode())
         if size > max_bytes:
             why = f"is {size} bytes of JSON; MAX_CALL_BYTES is {max_bytes}"
             raise InvalidCall("call_data", why)
@@ -150,7 +151,7 @@ def check_key(key: object) -> str:
         return ""
     if isinstance(key, Mapping):
         named = dict(_checked_key_part(name, value) for name, value in key.items())
-        return _checked_name("key", encode(dict(sorted(named.items()))), "") if named else ""
+        return _checked_name("key", compact_json(dict(sorted(named.items()))), "") if named else ""
     text = _checked_name("key", key, "must be a string or a dict of names, not")
     if text.lstrip().startswith("{") and _is_json_object(text):
         raise InvalidCall(

@@ -62,10 +62,10 @@ def _permits_travel() -> Iterator[None]:
     def sleep(seconds: float) -> None:
         active_clocks[-1].forward(seconds)
 
-    never = math.inf, math.inf
+    both, never = (math.inf, math.inf), math.inf
     with (
         mock.patch.object(permit, "sleep", sleep),
-        mock.patch.multiple(waiting, REST=never, REVIEW=never, LONGEST=math.inf, BEAT=math.inf),
+        mock.patch.multiple(waiting, REST=both, REVIEW=both, LONGEST=never, SIGN_EVERY=never),
     ):
         yield
 

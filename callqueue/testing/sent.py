@@ -51,7 +51,7 @@ class Sent(Sequence["CallQueue"]):
         return len(self.calls)
 
     def __repr__(self) -> str:
-        return f"<Sent: {', '.join(map(_described, self.calls))}>"
+        return f"<Sent: {', '.join(map(_call_in_words, self.calls))}>"
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def assert_call_sent(
     *, count: int | None = None, using: str | None = None, **what: Any
 ) -> CallQueue | None:
     """A call that looks like this is in the table (exactly `count` of them, where given); returns
-    the newest.
+    the newest, None of 0.
 
     `method`, `rule`, `key`, `priority`, `status` ("new", "done", ...), `unique_key`, `cost`,
     `callback`; everything else names one of the call's params: `url` (with `*` for any text, or a
@@ -86,7 +86,7 @@ def _newest_or_fail(
     if len(found) == count or (count is None and found):
         return found[-1] if found else None
     lines = [
-        f"\n  {_described(call)}" + (f"  [{_as_keywords(wrong)}]" if wrong else "")
+        f"\n  {_call_in_words(call)}" + (f"  [{_as_keywords(wrong)}]" if wrong else "")
         for call, wrong in looked_at
     ]
     times = "" if count is None else f" {count} times, but {len(found)} times"
@@ -140,7 +140,7 @@ def _status_name(status: int) -> str:
     return conf.NAMES_OF_STATUS[int(status)]
 
 
-def _described(call: CallQueue) -> str:
+def _call_in_words(call: CallQueue) -> str:
     params = call.call_data.get("params", {})
     target = next((params[name] for name in ("url", "name", "to", "label") if params.get(name)), "")
     status = _status_name(call.status)

@@ -78,7 +78,7 @@ class FakeTransport:
         self.answers = {pattern: answer, **{k: v for k, v in self.answers.items() if k != pattern}}
 
     def check(self) -> None:
-        """Raise what a request without an answer raised: its call took it for its own fault."""
+        """Raise an AssertionError that a request raised: its call took it for its own fault."""
         if self._failed:
             raise self._failed.pop(0)
 

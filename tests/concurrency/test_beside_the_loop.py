@@ -407,7 +407,7 @@ def test_ends_whose_queue_has_no_worker_are_asked_for_less_and_less_often(
     seen = []
     for seconds in (4, 12, 18, 40, 60, 100, 160, 240, 900, 1400, 1600):
         with travel(seconds=seconds):
-            callbacks.ask_for_owed("default")
+            callbacks.ask_for_owed_ends("default")
         seen.append(len(asked))
     assert seen == [0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 6]
 
@@ -423,12 +423,12 @@ def test_what_there_was_no_time_to_announce_is_asked_for_again_as_soon_as_it_may
 
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(broker, "send_by_name", take_long)
-    callbacks.ask_for_owed("default")
+    callbacks.ask_for_owed_ends("default")
     ids = [call.pk for call in owed]
     assert asked == ids
     assert tasks.announce(ids) == 1
     with travel(seconds=12):
-        callbacks.ask_for_owed("default")
+        callbacks.ask_for_owed_ends("default")
     assert asked == [*ids, *ids[1:]]
 
 
@@ -439,12 +439,12 @@ def test_a_clock_that_is_set_back_forgets_no_end(
     monkeypatch.setattr(broker, "send_by_name", lambda app, name, args: None)
     ids = [call.pk for call in owed]
     with travel(days=1):
-        callbacks.ask_for_owed("default")
+        callbacks.ask_for_owed_ends("default")
         ahead = database.clock("default")
     CallQueue.objects.filter(pk=ids[1]).update(callback_at=ahead + callbacks.CLAIMED)
     CallQueue.objects.filter(pk=ids[2]).update(finished_at_dt=ahead)
     for _ in range(2):
-        callbacks.ask_for_owed("default")
+        callbacks.ask_for_owed_ends("default")
     assert asked == [*ids, *ids], "and no more often than before"
     assert tasks.announce(ids) == 3
 
@@ -464,5 +464,5 @@ def test_a_sender_that_dies_leaves_its_callbacks_to_others(
     monkeypatch.setattr(broker, "send_by_name", lambda *_: None)
     assert tasks.announce(ids) == 0, "while the claim lasts"
     a_while_later(CallQueue.objects)
-    callbacks.ask_for_owed("default")
+    callbacks.ask_for_owed_ends("default")
     assert not CallQueue.objects.filter(callback_pending=True).exists()

@@ -369,7 +369,7 @@ def test_a_sign_of_life_that_is_frozen_keeps_no_pass_waiting(
 
     def beats(freeze: Any) -> None:
         monkeypatch.setattr(one, "_keep_alive", lambda *given: (freeze(), kept(*given))[1])
-        one._beat()
+        one._give_sign_of_life()
 
     with beside_a_frozen(beats), waiting_for_nobody():
         time.sleep(1)

@@ -509,7 +509,7 @@ def test_an_end_that_several_find_is_announced_once_and_nothing_else_is(
             recovery.expire("default")
             # Who found them expired, too late, may have had them locked as they were announced.
             CallQueue.objects.update(finished_at_dt=_past())
-            callbacks.ask_for_owed("default")
+            callbacks.ask_for_owed_ends("default")
         assert sorted(told) == sorted(call.pk for call in calls)
 
 

@@ -4,7 +4,7 @@ them, and why.
 
 _BY_REASON = {
     "Of two fields that are wrong, either may be named first.": [
-        "permits/asking.py Options.wanted: request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority) label, usual = _checked_label(self.label), config.begun_lease(rule) -> label, usual = (_checked_label(self.label), config.begun_lease(rule)) request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)",
+        "permits/asking.py Options.as_wanted: request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority) label, usual = _checked_label(self.label), config.begun_lease(rule) -> label, usual = (_checked_label(self.label), config.begun_lease(rule)) request = intake.CallRequest(None, key=self.key, cost=self.cost, priority=priority)",
         "limits/rules.py Breaker.__post_init__: _check_number(self, \"factor\", 1, 100) _check_seconds(self, \"longest\", 0.1, 86400) -> _check_seconds(self, 'longest', 0.1, 86400) _check_number(self, 'factor', 1, 100)",
         "limits/rules.py Breaker.__post_init__: _check_seconds(self, \"hold\", 0.1, 86400) _check_number(self, \"factor\", 1, 100) -> _check_number(self, 'factor', 1, 100) _check_seconds(self, 'hold', 0.1, 86400)",
         "limits/rules.py Breaker.__post_init__: _check_seconds(self, \"within\", 0.1, 86400) _check_seconds(self, \"hold\", 0.1, 86400) -> _check_seconds(self, 'hold', 0.1, 86400) _check_seconds(self, 'within', 0.1, 86400)",

@@ -35,7 +35,7 @@ def waiting_rows() -> Any:
 
 def new_waiter(rule: str = "r", **options: Any) -> Waiter:
     """One that has made no step yet."""
-    return Waiter(Options(rule, **options).wanted())
+    return Waiter(Options(rule, **options).as_wanted())
 
 
 def pass_now(one: Waiter) -> Any:

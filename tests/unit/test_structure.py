@@ -49,7 +49,7 @@ REASONS = {
     "dispatch/choosing.py:workers_may_be_behind": OWN,
     "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
     "dispatch/release_pass.py:_conclude": OWN,
-    "permits/asking.py:Options.wanted": "what its own code may ask for; the pass decides",
+    "permits/asking.py:Options.as_wanted": "what its own code may ask for; the pass decides",
     "permits/asking.py:rule_of": "what its own code may ask for",
     "permits/httpx_transport.py:_Body.__init__": OWN,
 }

@@ -8,7 +8,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from callqueue.history.audit import Audit, audit
-from callqueue.management.base import CallQueueCommand, counted, duration, problem, progress, table
+from callqueue.management.base import (
+    CallQueueCommand,
+    duration_of,
+    problem,
+    progress,
+    table,
+    with_noun,
+)
 
 
 class Command(CallQueueCommand):
@@ -28,7 +35,7 @@ class Command(CallQueueCommand):
         parser.add_argument("--json", action="store_true", help="one JSON document")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        since = duration(options["since"])
+        since = duration_of(options["since"])
         assert since is not None
         with progress("reading the ledger"):
             result = audit(using, since=since)
@@ -48,7 +55,7 @@ class Command(CallQueueCommand):
             )
 
     def _say_table(self, result: Audit) -> None:
-        made = counted(result.attempts, "attempt")
+        made = with_noun(result.attempts, "attempt")
         self.say(f"{made} since {result.since:%Y-%m-%d %H:%M:%S %Z}")
         rows = [
             [

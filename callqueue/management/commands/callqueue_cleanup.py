@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from callqueue import database
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import cleanup, recovery
-from callqueue.management.base import CallQueueCommand, counted, duration, progress, wrong_use
+from callqueue.management.base import CallQueueCommand, duration_of, progress, with_noun, wrong_use
 
 LOCKS = (
     "--vacuum-full rewrites the tables of calls and attempts, "
@@ -33,7 +33,7 @@ class Command(CallQueueCommand):
         add("--no-progress", action="store_true", help="no progress bar, even in a terminal")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        older_than, is_dry = duration(options["older_than"]), options["dry_run"]
+        older_than, is_dry = duration_of(options["older_than"]), options["dry_run"]
         if options["batch_size"] < 1:
             raise wrong_use("--batch-size: must be at least 1")
         if options["vacuum_full"]:
@@ -50,15 +50,15 @@ class Command(CallQueueCommand):
                 progress=update,
             )
         what = (
-            f"{counted(cleaned.calls)}, {counted(cleaned.attempts, 'attempt')} of calls that are "
-            f"gone, {counted(cleaned.holds, 'ended hold')}"
+            f"{with_noun(cleaned.calls)}, {with_noun(cleaned.attempts, 'attempt')} of calls that "
+            f"are gone, {with_noun(cleaned.holds, 'ended hold')}"
         )
         if is_dry:
             self.say(f"would delete {what}; nothing was changed")
             return
         vacuumed = ", vacuumed" if options["vacuum"] or options["vacuum_full"] else ""
         in_full = " in full" if options["vacuum_full"] else ""
-        self.say(f"recovered {counted(recovered)}, deleted {what}{vacuumed}{in_full}")
+        self.say(f"recovered {with_noun(recovered)}, deleted {what}{vacuumed}{in_full}")
 
 
 def _recover_all(using: str) -> int:

@@ -14,7 +14,7 @@ from callqueue.dispatch.dispenser import Dispenser
 from callqueue.ledger import ledger_time
 from callqueue.look import alive, doctor
 from callqueue.management import loop
-from callqueue.management.base import CallQueueCommand, counted, problem
+from callqueue.management.base import CallQueueCommand, problem, with_noun
 from callqueue.texts import host_name, in_one_line
 
 
@@ -84,11 +84,11 @@ class Command(CallQueueCommand):
             dispenser.leave()
         if refused:
             raise problem(f"the broker is away: {refused[0]}; what was released waits again")
-        self.say(f"released {counted(count)}")
+        self.say(f"released {with_noun(count)}")
 
     def _run_until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:
         dispenser = Dispenser(using, rules=rules)
-        with loop.told_to_end() as stop:
+        with loop.stop_at_signal() as stop:
             self.say(f"dispensing {', '.join(rules) or 'all rules'} as {dispenser.name}")
             try:
                 dispenser.run(stop=stop, seconds=seconds)

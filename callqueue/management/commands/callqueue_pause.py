@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from callqueue import control
-from callqueue.management.base import CallQueueCommand, duration, key_of
+from callqueue.management.base import CallQueueCommand, duration_of, key_of
 
 
 class Command(CallQueueCommand):
@@ -28,7 +28,7 @@ class Command(CallQueueCommand):
         parser.add_argument("--reason", default="", help="shown wherever the hold is")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        length = duration(options["length"])
+        length = duration_of(options["length"])
         seconds = None if length is None else length.total_seconds()
         rule, key = options["rule"], key_of(options["key"])
         control.pause(using, rule, key=key, seconds=seconds, reason=options["reason"])

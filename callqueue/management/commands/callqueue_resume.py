@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from callqueue import control
-from callqueue.management.base import CallQueueCommand, counted, key_of, problem
+from callqueue.management.base import CallQueueCommand, key_of, problem, with_noun
 
 
 class Command(CallQueueCommand):
@@ -33,7 +33,7 @@ class Command(CallQueueCommand):
         scope = f"{rule}, key {options['key']}" if key else rule
         kept = control.restore_hold_ends_at(using, rule)
         if count or not kept:
-            ended = f"resumed {scope}: {counted(count, 'hold')} ended"
+            ended = f"resumed {scope}: {with_noun(count, 'hold')} ended"
             self.say(ended if count else f"{scope} was not held")
         if kept:
             raise problem(

@@ -33,7 +33,7 @@ class Command(CallQueueCommand):
         app = current_app._get_current_object()
         app.set_default()  # in every thread
         broker.import_tasks(app)
-        with broker.in_this_process(), loop.told_to_end() as stop:
+        with broker.in_this_process(), loop.stop_at_signal() as stop:
             maker = Maker(using)
             dispenser = Dispenser(using, rules=rules, maker=maker)
             self.say(f"running {', '.join(rules) or 'all rules'} as {dispenser.name}")

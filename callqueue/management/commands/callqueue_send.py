@@ -8,8 +8,14 @@ from typing import IO, Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.management.base import CallQueueCommand, counted, problem, progress, wrong_use
-from callqueue.security.redaction import printable
+from callqueue.management.base import (
+    CallQueueCommand,
+    printable,
+    problem,
+    progress,
+    with_noun,
+    wrong_use,
+)
 from callqueue.sending import importer
 from callqueue.texts import in_one_line
 
@@ -52,7 +58,7 @@ class Command(CallQueueCommand):
                 "nothing was sent (--skip-bad sends the others)"
             )
         discarded = f", {fed.discarded} discarded by the router" if fed.discarded else ""
-        self.say(f"sent {counted(fed.sent)}{discarded}")
+        self.say(f"sent {with_noun(fed.sent)}{discarded}")
         if fed.refused:
             raise problem(f"{fed.refused} of {fed.lines} lines were skipped")
 

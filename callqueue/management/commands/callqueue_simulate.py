@@ -13,7 +13,7 @@ from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.budgets import Budget, Cost
 from callqueue.look import estimate, words
 from callqueue.look.estimate import Gate
-from callqueue.management.base import CallQueueCommand, counted, wrong_use
+from callqueue.management.base import CallQueueCommand, with_noun, wrong_use
 
 
 class Command(CallQueueCommand):
@@ -51,7 +51,7 @@ class Command(CallQueueCommand):
             return
         binds = f"the limit that binds is {binding}" if binding else "no limit binds"
         takes = "takes" if calls == 1 else "take"
-        self.say(f"{counted(calls)} under {rule} {takes} {words.duration(seconds)}; {binds}")
+        self.say(f"{with_noun(calls)} under {rule} {takes} {words.duration(seconds)}; {binds}")
 
 
 def _idle_gates(using: str, options: dict[str, Any]) -> tuple[Us, list[Gate]]:

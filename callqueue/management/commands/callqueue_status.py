@@ -13,9 +13,8 @@ from django.utils import timezone
 from callqueue import states
 from callqueue.look import HoldLook, Look, RuleLook, look, notes, words
 from callqueue.look.limits import LimitLook
-from callqueue.management.base import CallQueueCommand, table, wrong_use
+from callqueue.management.base import CallQueueCommand, printable, table, wrong_use
 from callqueue.models import CallQueue
-from callqueue.security.redaction import printable
 
 EVERY_S = 1.0
 CLEAR = "\x1b[H\x1b[J"  # the cursor to the corner, and everything below it gone

@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 
 from callqueue import database, states, tables
 from callqueue.maintenance import periodic
-from callqueue.management.base import CallQueueCommand, counted, problem
+from callqueue.management.base import CallQueueCommand, problem, with_noun
 
 QUOTES = dict.fromkeys(map(ord, '`"'))
 
@@ -53,7 +53,7 @@ class Command(CallQueueCommand):
             what = _plan_in_lines(plan)
             is_refused = plan.unfinished and not options["force"]
             are = "is" if plan.unfinished == 1 else "are"
-            unfinished = f"{counted(plan.unfinished)} {are} unfinished"
+            unfinished = f"{with_noun(plan.unfinished)} {are} unfinished"
             if options["yes"] and is_refused:
                 raise problem(
                     f"{unfinished}: nothing was dropped. Let them drain, or cancel them "
@@ -149,7 +149,7 @@ def _plan_in_lines(plan: Plan) -> list[str]:
     for noun, names in {"table": plan.tables, **rows, "periodic task": plan.periodic_tasks}.items():
         if names:
             first, of, rest = noun.partition(" of ")
-            lines.append(f"{counted(len(names), first)}{of}{rest}: {', '.join(names)}")
+            lines.append(f"{with_noun(len(names), first)}{of}{rest}: {', '.join(names)}")
     return lines or ["nothing"]
 
 

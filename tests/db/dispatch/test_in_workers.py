@@ -404,7 +404,10 @@ def test_who_comes_after_a_worker_that_was_killed_need_not_wait_for_its_silence(
         give_sign_of_life("default", name, WORKER, digest=digest)
     give_sign_of_life("default", f"{host}:{killed.pid}:5", STEADY, digest=digest)
     worker._bury_dead("default", seat)
-    assert {one.name for one in alive.running("default")} == {*others, f"{host}:{killed.pid}:5"}
+    assert {one.name for one in alive.running_dispensers("default")} == {
+        *others,
+        f"{host}:{killed.pid}:5",
+    }
 
 
 @pytest.fixture

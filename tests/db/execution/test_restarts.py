@@ -96,7 +96,7 @@ def announce(asked: list[Any]) -> None:
     CallQueue.objects.filter(callback_pending=True).update(finished_at_dt=past)
     CallQueue.objects.filter(callback_at__isnull=False).update(callback_at=past)
     CallQueue.objects.update(callback_ask_at=None)
-    callbacks.ask_for_owed("default")
+    callbacks.ask_for_owed_ends("default")
     while asked:
         tasks.announce(*asked.pop(0))
 
@@ -233,7 +233,7 @@ def test_a_permit_that_waits_is_struck_at_every_moment(deed: str, is_charged: bo
         found.clear()
         blocking = permit("one")
         blocking.__enter__()
-        waiter = Waiter(Options("one", wait=None if is_charged else 0.01).wanted())
+        waiter = Waiter(Options("one", wait=None if is_charged else 0.01).as_wanted())
         if is_charged:
             waiter.step()
             blocking.__exit__(None, None, None)

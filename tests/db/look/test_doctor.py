@@ -54,7 +54,7 @@ def celery() -> Iterator[Callable[..., None]]:
 def found(name: str, workers: Queues = NOBODY) -> Check:
     """What the doctor says of one thing, where these workers answered."""
     facts = Facts("default")
-    facts.queues = workers
+    facts.queues_of_workers = workers
     return run_check(name, facts)
 
 
@@ -356,9 +356,9 @@ def test_the_workers_are_asked_for_their_queues(monkeypatch: pytest.MonkeyPatch)
             return {"w@here": [{"name": "egress"}, {"name": "other"}]}
 
     monkeypatch.setattr(app.control, "inspect", Inspect)
-    assert Facts("default").queues == {"w@here": {"egress", "other"}}
+    assert Facts("default").queues_of_workers == {"w@here": {"egress", "other"}}
     monkeypatch.setattr(Inspect, "active_queues", lambda self: 1 / 0)
-    assert Facts("default").queues == {}
+    assert Facts("default").queues_of_workers == {}
 
 
 def test_json_has_a_remedy_for_everything_that_is_wrong_and_people_get_a_line_for_each(

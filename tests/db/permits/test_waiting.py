@@ -205,8 +205,8 @@ def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
     is_undone = when == "in one that is undone"
     with callqueue.permit("r") if is_undone else nullcontext():
         one = waiter_whose_pass_lost_its_answer(monkeypatch)
-        found, unseen = one._find_row, [None, None] if when == "in its next pass" else [None]
-        monkeypatch.setattr(one, "_find_row", lambda: unseen.pop() if unseen else found())
+        found, unseen = one._find_pk, [None, None] if when == "in its next pass" else [None]
+        monkeypatch.setattr(one, "_find_pk", lambda: unseen.pop() if unseen else found())
         with monkeypatch.context() as patch:
             if is_undone:
                 patch.setattr(release_pass, "remember", Mock(side_effect=release_pass.Outdated))
@@ -218,7 +218,7 @@ def test_a_pass_whose_commit_comes_through_late_is_no_second_permit(
             pass_now(one)
             assert waiting_rows().count() == 1
         else:
-            one._beat()
+            one._give_sign_of_life()
             assert isinstance(pass_now(one), Job)
             assert CallQueue.objects.count() == 1
     if is_undone:
@@ -237,7 +237,7 @@ def test_a_row_that_somebody_had_locked_at_first_has_its_keys_turn_all_the_same(
         others.setattr(one, "_keep_alive", lambda *_: False)
         one.step()
         others.setattr(one, "_keep_alive", lambda *given: is_kept_alive(one, *given))
-        one._beat_at = 0.0
+        one._next_sign_at = 0.0
         one.step()
     release_pass.release("default", ["r"])
     assert CallAttempt.objects.filter(call_id=one.pk).exists()

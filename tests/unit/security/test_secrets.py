@@ -20,8 +20,8 @@ from callqueue.security.secrets import (
     SecretFor,
     has_secret,
     mark_secrets,
-    references_to_secrets,
     resolve,
+    secrets_from_references,
     unmark_secrets,
 )
 
@@ -77,9 +77,9 @@ def test_what_send_never_wrote_is_data_and_refused_in_a_file(odd: Any) -> None:
     """Of calls that were stored before, and of a file that may use it, it is what was meant."""
     assert unmark_secrets({"a": odd}) == {"a": odd}
     with pytest.raises(InvalidCall, match="and nothing else"):
-        references_to_secrets({"method": "get", "params": {"json": [odd]}})
+        secrets_from_references({"method": "get", "params": {"json": [odd]}})
     assert unmark_secrets({"a": [{"$secret": "A"}], "b": 1}) == {"a": [Secret("A")], "b": 1}
-    allowed = references_to_secrets({"a": {"$secret": "A"}, "b": {"$$secret": "A"}})
+    allowed = secrets_from_references({"a": {"$secret": "A"}, "b": {"$$secret": "A"}})
     assert allowed == {"a": Secret("A"), "b": {"$secret": "A"}}
 
 
