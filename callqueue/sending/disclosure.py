@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from callqueue import conf
@@ -10,7 +11,7 @@ from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS
 from callqueue.security import secrets
 from callqueue.security.addresses import host_refusal
-from callqueue.security.secrets import Secret, SecretContext, SecretError
+from callqueue.security.secrets import Secret, SecretContext, SecretError, SecretFor
 from callqueue.security.withholding import withhold
 from callqueue.sending.call_data import Reach, check_params, check_url
 
@@ -37,11 +38,22 @@ def disclose(
 
 
 def secret_values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
-    """The secrets' values, to take out of what is said about a call; none where one is refused."""
-    try:
-        return disclose(method, params, rule=rule, key=key)[1]
-    except Exception:
-        return ()
+    """The values of its secrets that can be had, though the call may not be made by now, to take
+    out of what is said about it.
+    """
+    asker = _Asker(rule, key)
+
+    def ask(name: str) -> str:
+        with suppress(Exception):
+            asker.ask(name)
+        return ""
+
+    with suppress(Exception):
+        if method in HTTP_METHODS:
+            asker.name_host(params.get("url"))
+    with suppress(Exception):
+        secrets.resolve(params, ask)
+    return tuple(dict.fromkeys(asker.values.values()))
 
 
 def _configured_reach() -> Reach:
@@ -66,23 +78,29 @@ class _Asker:
             self._check_host(url.name)
 
     def value_of(self, name: str, *, is_url: bool = False) -> str:
-        if name not in self.values:
-            source = conf.current().secrets.get(name)
-            if source is None:
-                raise SecretError(f"secret {name!r} is not in SECRETS")
-            if source.rules is not None and self.rule not in source.rules:
-                raise NotAllowed(
-                    f"the secret {name!r} is not for calls of the rule {self.rule!r}: see SECRETS"
-                )
-            if not is_url:
-                self._check_host(name)
-            self.values[name] = source.value(name, SecretContext(self.rule, self.key, self.host))
-        elif not is_url:
+        if not is_url:
             self._check_host(name)
+        return self.ask(name)
+
+    def ask(self, name: str) -> str:
+        """Its value, wherever this call goes."""
+        if name not in self.values:
+            context = SecretContext(self.rule, self.key, self.host)
+            self.values[name] = self._source_of(name).value(name, context)
         return self.values[name]
 
+    def _source_of(self, name: str) -> SecretFor:
+        source = conf.current().secrets.get(name)
+        if source is None:
+            raise SecretError(f"secret {name!r} is not in SECRETS")
+        if source.rules is not None and self.rule not in source.rules:
+            raise NotAllowed(
+                f"the secret {name!r} is not for calls of the rule {self.rule!r}: see SECRETS"
+            )
+        return source
+
     def _check_host(self, name: str) -> None:
-        hosts = conf.current().secrets[name].hosts
+        hosts = self._source_of(name).hosts
         if hosts is None:
             return
         if not self.host:

@@ -19,6 +19,8 @@ from callqueue import (
     HoldUntil,
     RetryLater,
     Rule,
+    Secret,
+    SecretFor,
     Succeeded,
     broker,
     database,
@@ -52,11 +54,15 @@ def _provider(rules: Rules) -> None:
 
 def unknown(rule: str = "r", **options: Any) -> CallQueue:
     call = send(rule, **options)
+    become_unknown(call)
+    return call
+
+
+def become_unknown(call: CallQueue) -> None:
     CallQueue.objects.filter(pk=call.pk).update(
         status=states.UNKNOWN, finished_at_dt=database.clock("default"), ready=False
     )
     call.refresh_from_db()
-    return call
 
 
 @pytest.mark.parametrize(
@@ -156,6 +162,34 @@ def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
     CallQueue.objects.filter(pk=unknown().pk).update(method="permit")
     assert reconcile.ask_due("default") == 0
     assert not provider.called
+
+
+@pytest.mark.parametrize("ends", ["another has no value", "its host is allowed no more"])
+def test_a_secret_is_withheld_though_the_call_could_not_be_made_any_more(
+    rules: Rules, settings: Any, ends: str
+) -> None:
+    def value_of_other() -> str:
+        if calls and ends == "another has no value":
+            raise OSError("the vault is away")
+        return "0ther"
+
+    def ask(call: CallQueue) -> GiveUp:
+        return GiveUp("declined for s3cret")
+
+    calls: list[CallQueue] = []
+    own = SecretFor("s3cret", hosts=["vendor.example"])
+    rules({"SECRETS": {"OTHER": value_of_other, "OWN": own}}, r=Rule(reconcile=ask))
+    headers = {"X-One": Secret("OTHER"), "X-Two": Secret("OWN")}
+    params = {"url": "http://vendor.example/", "headers": headers}
+    call = CallQueue.objects.send({"method": "post", "params": params}, rule="r")
+    assert call is not None
+    calls.append(call)
+    become_unknown(call)
+    if ends == "its host is allowed no more":
+        settings.CALLQUEUE = {**settings.CALLQUEUE, "ALLOWED_HOSTS": ["other.example"]}
+    assert reconcile.ask_due("default") == 1
+    call.refresh_from_db()
+    assert call.error_message.startswith("declined") and "s3cret" not in call.error_message
 
 
 @pytest.mark.usefixtures("transactional_db")
