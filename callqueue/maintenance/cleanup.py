@@ -74,11 +74,14 @@ def overdue_for(using: str) -> timedelta:
 
 
 def _count_all_to_go(using: str, older_than: timedelta | None) -> Cleaned:
-    """What a cleanup would delete; of the attempts those alone whose calls are gone already."""
-    calls = _count_overdue_calls(using, older_than)
+    spent = tables.attempts(using).filter(_spent_condition(using))
+    with_calls = [
+        spent.filter(call_id__in=_overdue_calls(using, status, cut).values("pk")).count()
+        for status, cut in _cutoffs(using, older_than)
+    ]
     return Cleaned(
-        calls=calls,
-        attempts=sum(map(len, _spent_orphans(using, BATCH))),
+        calls=_count_overdue_calls(using, older_than),
+        attempts=sum(with_calls) + sum(map(len, _spent_orphans(using, BATCH))),
         holds=_ended_holds(using).count(),
     )
 

@@ -64,12 +64,14 @@ def test_calls_past_their_retention_are_deleted_or_older_than_what_is_said() -> 
 
 def test_lost_calls_are_recovered_first_and_a_dry_run_only_says_what_would_go() -> None:
     ended(Status.DONE, 8)
+    CallQueue.objects.filter(pk=ended(Status.DONE, 9).pk).delete()
     call = send("r")
     release()
     CallAttempt.objects.open().update(lease_until=ledger_time.now("default") - timedelta(hours=1))
-    assert run("cleanup", "--dry-run").out.startswith("would delete 1 call")
-    assert (CallQueue.objects.count(), CallAttempt.objects.open().count()) == (2, 1)
-    assert run("cleanup").out.startswith("recovered 1 call")
+    gone = "1 call, 2 attempts of calls that are gone"
+    assert run("cleanup", "--dry-run").out.startswith(f"would delete {gone}")
+    assert (CallQueue.objects.count(), CallAttempt.objects.count()) == (2, 3)
+    assert run("cleanup").out.startswith(f"recovered 1 call, deleted {gone}")
     call.refresh_from_db()
     assert call.status == Status.NEW
 
