@@ -98,7 +98,7 @@ def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Aud
     flights = {rule for rule, listed in of_rule.items() if any(a.is_of_flights for a in listed)}
     count = 0
     for instant, is_begin, _, seen in _by_instant(attempts, flights, now, _longest_lag_us(book)):
-        count += not is_begin
+        count += not is_begin and seen.rule in of_rule
         for audited in of_rule.get(seen.rule, ()):
             if audited.is_of_flights == is_begin:
                 audited.charge(instant, seen)

@@ -118,7 +118,11 @@ class RuleLook:
         """The full limit the last pass waited for, else the last to open; None: none is full."""
         full = [one for one, gate in zip(self.limits, self.gates, strict=True) if gate.is_full]
         named = [one for one in full if one.budget.id == self.waited_for]
-        return max(named or full, key=lambda one: one.opens_at or 0, default=None)
+        return max(
+            named or full,
+            key=lambda one: FOREVER if one.opens_at is None else one.opens_at,
+            default=None,
+        )
 
     @cached_property
     def troubles(self) -> tuple[str, ...]:

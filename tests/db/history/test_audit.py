@@ -90,12 +90,14 @@ def test_what_never_reached_the_wire_or_ended_before_is_not_counted(rules: Rules
 def test_what_has_no_instant_of_its_own_counts_at_another(
     rules: Rules, columns: dict[str, Any], every_s: int, highest: list[int]
 ) -> None:
-    rules(r=Rule(limits=[SlidingWindow("5/s"), Concurrency(5)]))
+    rules(r=Rule(limits=[SlidingWindow("5/s"), Concurrency(5)]), without_limits=Rule())
     CallAttempt.objects.bulk_create(
         [attempt(NOON + timedelta(seconds=n * every_s), **columns) for n in range(3)]
     )
-    found = limits(run("audit", "--json").document)
-    assert [limit["highest"] for limit in found] == highest
+    attempt(NOON, **{**columns, "rule": "without_limits"}).save()
+    document = run("audit", "--json").document
+    assert [limit["highest"] for limit in limits(document)] == highest
+    assert document["attempts"] == 3
 
 
 def test_pages_are_read_without_missing_or_doubling_any(
