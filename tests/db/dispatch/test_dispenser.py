@@ -319,3 +319,17 @@ def test_who_ends_undoes_for_no_longer_than_it_may_take(monkeypatch: pytest.Monk
     publisher.Outbox("default", lambda *_: True, Mock()).end([], within=3.0)
     (asked,) = persist.mock_calls
     assert asked.kwargs["seconds"] == 3.0
+
+
+def test_a_chore_in_whose_way_another_transaction_was_is_done_once_more_at_once(
+    rules: Rules, transactional_db: None
+) -> None:
+    rules(r=Rule())
+    done = Mock(side_effect=[OperationalError("deadlock"), None, *[OperationalError("again")] * 2])
+    rounds, one = chores.Chores("default", lambda: None), chores.Chore("one", 60.0, done)
+    rounds.table = (one,)
+    for count, put_off_s in ((2, 60.0), (4, chores.AGAIN)):
+        one.due_at = 0.0
+        rounds.maintain()
+        assert done.call_count == count
+        assert put_off_s - 1 < one.due_at - time.monotonic() <= put_off_s

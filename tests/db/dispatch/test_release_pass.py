@@ -262,3 +262,15 @@ def test_a_backlog_behind_a_limit_that_is_used_up_costs_little(
     assert second.released >= most * 0.95
     assert second.passes < 4 * 60 + 2 * second.released
     assert second.rows < 4 * (second.released + second.passes)
+
+
+def test_a_pass_that_looked_at_as_few_as_the_first_ones_cost_lets_go_goes_on(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/m", unit="tokens")]))
+    for tokens in (60, 10, 10, 10):
+        send("r", cost={"tokens": tokens})
+    ensure_state_rows("default", ["r"])
+    passes = [release_pass.release("default", ["r"]) for _ in range(2)]
+    assert [len(one.released) for one in passes] == [2, 2]
+    assert passes[0].next_look.goes_on

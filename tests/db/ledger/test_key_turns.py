@@ -16,7 +16,8 @@ from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, control, da
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import LEAD, ensure_state_rows
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import holds, ready_calls
+from callqueue.ledger import holds, ledger_time, ready_calls
+from callqueue.limits.kinds import SECOND
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, KeyTurn
 from tests.support.behaviour import move_ledger, release, send
@@ -461,3 +462,30 @@ def test_a_key_goes_soon_once_the_costly_call_before_it_is_gone(
         row.update(expires_at_dt=costly.due_at_dt + timedelta(milliseconds=1))
     later(8)
     assert passes(2) == [cheap.key]
+
+
+def test_who_waits_behind_calls_that_cost_as_much_is_not_looked_at_sooner(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h", per="account")]))
+    for part in "abc":
+        send("r", key={"account": "x", "part": part})
+    assert len(passes(2)) == 1
+    answer()
+    passes(2)
+    now = ledger_time.watch("default").last.at
+    waits = [until - now for until in KeyTurn.objects.values_list("blocked_until", flat=True)]
+    assert waits and min(waits) > 60 * SECOND
+
+
+def test_how_many_keys_are_without_calls_is_looked_at_where_one_is_and_keys_are_left(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Mock(return_value=[])
+    monkeypatch.setattr(ready_calls, "spent_turns", looked)
+    rules(r=Rule(limits=[SlidingWindow("4/h"), SlidingWindow("9/h", per="key")]))
+    for number in range(50):
+        send("r", key=f"k{number}")
+    assert len(passes(2)) == 4
+    assert not looked.called
+    CallQueue.objects.filter(key__in=["k4", "k5"]).delete()
+    control.change_limit("default", "r", "r#0", "6/h")
+    assert len(passes(1)) and looked.called

@@ -94,6 +94,11 @@ def test_a_router_chooses_the_database(
     assert [call.get_status_display() for call in sent] == ["done", "done", "cancelled"]
     many[1].requeue()
     assert CallQueue.objects.new().get() == many[1]
+    keyed = [CallQueue.objects.send(CALL, unique_key=key) for key in "ab"]
+    assert CallQueue.objects.filter(unique_key__in="ab").cancel() == 2
+    CallQueue.objects.send(CALL, unique_key="a")
+    pks = [call.pk for call in keyed]
+    assert CallQueue.objects.filter(pk__in=pks).requeue() == 1, "another carries the key of one"
     assert list(one.attempts.values_list("outcome", flat=True)) == ["succeeded"]
 
 
