@@ -325,6 +325,7 @@ def test_a_chore_in_whose_way_another_transaction_was_is_done_once_more_at_once(
     rules: Rules, transactional_db: None
 ) -> None:
     rules(r=Rule())
+    assert not CallQueue.objects.exists()  # it is connected
     done = Mock(side_effect=[OperationalError("deadlock"), None, *[OperationalError("again")] * 2])
     rounds, one = chores.Chores("default", lambda: None), chores.Chore("one", 60.0, done)
     rounds.table = (one,)
