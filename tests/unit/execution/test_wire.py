@@ -276,9 +276,10 @@ LARGE = b"x" * (40 << 20)
         (CHUNKED + b"\r\n" + chunked(b"x" * 600_000, 400), b"x" * 600_000),
         (answer_bytes(LARGE), LARGE),
         (answer_bytes(gzip.compress(NOISE), Content_Encoding="gzip"), NOISE),  # it barely folds
+        (answer_bytes(gzip.compress(LARGE), Content_Encoding="gzip"), LARGE),
         (answer_bytes(b"as it is", Content_Encoding="zebra"), b"as it is"),
     ],
-    ids=["small chunks", "larger chunks", "large", "noise", "a coding that nobody knows"],
+    ids=["small chunks", "larger chunks", "large", "noise", "folds well", "a coding that nobody knows"],
 )
 def test_bodies_of_every_kind_are_read_whole(answer: bytes, body: bytes) -> None:
     with Peer(answering(answer)) as peer:
