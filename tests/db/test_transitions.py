@@ -217,6 +217,20 @@ def kept(end: Callable[[Job], Result], job: Job) -> None:
     assert transitions.end_deferred("default") == 1
 
 
+def test_of_what_was_kept_so_many_are_ended_in_a_round(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transitions.verbs, "MOST_DEFERRED", 1)
+    rules(r=Rule())
+    for _ in range(2):
+        send("r")
+    for call in release():
+        job = begun(call)
+        columns = transitions.verbs.columns_of_call(giving_up(job), timezone.now())
+        transitions.verbs.defer_ends("default", [job], [columns])
+    assert [transitions.end_deferred("default") for _ in range(3)] == [1, 1, 0]
+
+
 @pytest.mark.parametrize(
     "way", ["recorded", "kept", "unsent", "unsent and kept", "silent", "undone"]
 )

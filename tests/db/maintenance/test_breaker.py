@@ -47,6 +47,7 @@ def test_so_many_failures_in_a_row_hold_the_rule_and_say_so(
     assert (hold.rule, hold.reason) == ("r", reason)
     assert (hold.until - hold.began_at).total_seconds() == pytest.approx(30, abs=2)
     assert [facts["rule"] for facts in held] == ["r"]
+    assert (held[0]["until"] - timezone.now()).total_seconds() == pytest.approx(30, abs=2)
     send("r")
     assert release() == []
 

@@ -276,6 +276,23 @@ def test_where_the_database_is_away_it_is_told_less_often_how_far_calls_are(
     assert -flight.telling.AWAY <= since < 1 - flight.telling.AWAY if is_away else 0 <= since < 1
 
 
+@pytest.mark.parametrize(
+    ("under_way", "timeout"), [({1: "job"}, flight.TELL), ({}, flight.IDLE_SECONDS)]
+)
+def test_it_looks_after_what_is_under_way_without_being_rung(
+    under_way: Any, timeout: float
+) -> None:
+    class Inbox(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            asked.append(timeout)
+
+    asked, one = list[Any](), flight.Flight.__new__(flight.Flight)
+    one.inbox, one.boarding, one.under_way = Inbox(), [], under_way
+    one.crew = SimpleNamespace(pending=(), ended=())  # type: ignore[assignment]
+    one._wait_for_news()
+    assert asked == [timeout]
+
+
 def test_what_ends_in_a_row_is_recorded_together_but_not_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
