@@ -6,8 +6,10 @@ import json
 import os
 import re
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError
@@ -75,6 +77,17 @@ def test_lines_documents_marks_and_ends_of_any_kind_are_read(
 ) -> None:
     monkeypatch.setattr(importer, "BATCH", 10)
     assert send_file(content).out == f"sent {count} call{'' if count == 1 else 's'}\n"
+
+
+def test_how_many_lines_are_done_is_told_after_each_batch(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importer, "BATCH", 10)
+    rules(default=Rule())
+    told: list[int] = []
+    lines = BytesIO(f"{LINE}\n".encode() * 25)
+    importer.send_file(lines, using="default", refused=Mock(), progress=told.append)
+    assert told == [10, 20, 25]
 
 
 @pytest.mark.parametrize(
