@@ -31,7 +31,9 @@ def send_to(method: str, **params: Any) -> CallQueue:
     return call
 
 
-def test_calls_of_every_verb_are_done(rules: Rules, remote: Vendor) -> None:
+def test_calls_of_every_verb_are_done(
+    rules: Rules, remote: Vendor, caplog: pytest.LogCaptureFixture
+) -> None:
     rules(r=Rule())
     remote.answers["/post"] = (201, {"Content-Type": "application/json"}, {"id": 7})
     verbs = ("post", "get", "options", "head", "put", "patch", "delete")
@@ -44,6 +46,7 @@ def test_calls_of_every_verb_are_done(rules: Rules, remote: Vendor) -> None:
     assert (attempt.number, attempt.outcome, attempt.response_status) == (1, "succeeded", 201)
     assert attempt.response_body == '{"id": 7}' and attempt.worker
     assert attempt.released_at <= attempt.started_at <= attempt.sent_at <= attempt.finished_at
+    assert "attempt_refused" not in caplog.text
 
 
 def test_a_failed_attempt_is_retried_and_nothing_of_it_is_erased(

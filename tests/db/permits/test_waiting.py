@@ -14,10 +14,11 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 import callqueue
-from callqueue import Concurrency, Rule, SlidingWindow, control
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.models import CallAttempt, CallQueue
+from callqueue.permits import waiting
 from callqueue.permits.waiting import PART, REST, REVIEW, Waiter, now
 from callqueue.testing import travel
 from callqueue.transitions import Job
@@ -61,6 +62,23 @@ def test_who_becomes_the_first_makes_a_pass_at_once(rules: Rules, per: str) -> N
         CallQueue.objects.filter(pk=second.pk).update(expires_at_dt=F("created_dt"))
         third.step()
         assert third.ahead == 0, "one that died keeps nobody from being the first"
+
+
+def test_who_gives_up_is_told_when_its_own_call_would_have_gone(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]), another=Rule())
+    taken()
+    one = waiter()
+    send("another")
+    with pytest.raises(NotNow, match="1/h"):
+        one._give_up()
+
+
+def test_who_has_made_no_pass_withdraws_whoever_has_the_rules_row(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule())
+    monkeypatch.setattr(waiting.rule_rows, "try_lock", lambda *_: False)
+    new_waiter().withdraw()
 
 
 def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rules) -> None:
