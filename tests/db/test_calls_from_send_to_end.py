@@ -34,6 +34,7 @@ def send_to(method: str, **params: Any) -> CallQueue:
 def test_calls_of_every_verb_are_done(
     rules: Rules, remote: Vendor, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "callqueue")
     rules(r=Rule())
     remote.answers["/post"] = (201, {"Content-Type": "application/json"}, {"id": 7})
     verbs = ("post", "get", "options", "head", "put", "patch", "delete")
