@@ -498,11 +498,13 @@ def test_one_that_waits_for_its_callers_own_rows_keeps_no_other_waiting(
     holder, held = in_a_thread(hold)
     assert is_held.wait(30)
     wait_until(lambda: "default" in apart._keepers and apart._keepers["default"].is_stuck)
+    of_keepers = [one for one in threading.enumerate() if one.name == "callqueue-permits"]
     with transaction.atomic(), callqueue.permit("s"):
         pass
     others_done.set()
     holder.join(30)
     assert held == [None]
+    assert of_keepers and all(one.daemon for one in of_keepers), "nor this process from ending"
     wait_until(lambda: not apart._keepers)
 
 

@@ -434,6 +434,29 @@ def test_a_cancel_between_a_workers_look_and_its_begin_wins(
     assert (statuses(call), outcomes(call)) == ([Status.CANCELLED], [VOIDED])
 
 
+def test_a_cancel_waits_for_a_begin_and_wins_where_that_is_undone(
+    rules: Rules, row_locks: None
+) -> None:
+    rules(r=Rule())
+    call = send("r")
+    ids = released_by("r")
+    has_begun = threading.Event()
+
+    def begin() -> None:
+        with transaction.atomic():
+            claim.begin("default", ids)
+            has_begun.set()
+            until_one_waits_for_a_lock()
+            transaction.set_rollback(True)
+
+    def cancel() -> int:
+        assert has_begun.wait(PATIENCE)
+        return CallQueue.objects.filter(pk=call.pk).cancel()
+
+    assert together(begin, cancel) == [None, 1]
+    assert (statuses(call), outcomes(call)) == ([Status.CANCELLED], [VOIDED])
+
+
 def test_a_cancel_that_met_a_release_is_no_victim_of_its_undo(
     rules: Rules, row_locks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,10 +267,6 @@ class Limit:
         """This limit with another rate: what an operator's override makes."""
         raise NotImplementedError
 
-    def times(self, count: int) -> Self:
-        """A limit that allows what so many of this one allow together."""
-        raise NotImplementedError
-
     # --- how a backlog goes through it; no release goes by this
 
     def seconds_until_gone(
@@ -332,6 +328,3 @@ class RateLimit(Limit):
 
     def with_rate(self, rate: str) -> Self:
         return replace(self, rate=rate)
-
-    def times(self, count: int) -> Self:
-        return replace(self, rate=f"{self.n * count}/{self.rate.partition('/')[2]}")

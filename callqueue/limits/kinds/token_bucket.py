@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from callqueue.clocks import Us
 from callqueue.limits.kinds.base import (
@@ -77,9 +77,6 @@ class TokenBucket(RateLimit):
         if until > at:
             level, at = min(cap, level + self.n * (until - at)), until
         return level, at
-
-    def times(self, count: int) -> Self:
-        return replace(super().times(count), burst=self.burst * count)
 
     def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         each = self.period_us / self.n / SECOND

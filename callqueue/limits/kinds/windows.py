@@ -101,9 +101,6 @@ class Concurrency(Limit):
             raise ImproperlyConfigured(f"Concurrency.n: {rate!r} is not a whole number")
         return replace(self, n=int(rate))
 
-    def times(self, count: int) -> Self:
-        return replace(self, n=self.n * count)
-
     def seconds_until_gone(
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
@@ -147,9 +144,6 @@ class FixedWindow(RateLimit):
 
     def with_rate(self, rate: str) -> Self:
         return super().with_rate(rate).moved_by(self.moved)
-
-    def times(self, count: int) -> Self:
-        return super().times(count).moved_by(self.moved)
 
     @property
     def zone(self) -> ZoneInfo:

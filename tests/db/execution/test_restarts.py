@@ -384,6 +384,25 @@ def test_the_first_message_after_a_restart_of_the_database_is_begun(remote: Vend
     assert fresh(call).status == Status.DONE
 
 
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="there is no server that could cut")
+def test_a_hold_is_laid_though_the_connection_died_while_its_answer_was_awaited(
+    rules: Callable[..., None], remote: Vendor
+) -> None:
+    """It is read for in no transaction, with whose end Django would drop what has died."""
+    rules({"LEASE": {"GRACE": 5}}, r=Rule(limits=LIMITS, total_timeout=5))
+
+    def busy() -> Any:
+        kill_this_connection()
+        return 429, {"Retry-After": "60"}, b""
+
+    remote.answers["/"] = busy
+    call = send("r")
+    release()
+    executor.execute("default", [call.attempts.get().pk])
+    assert fresh(call).status == Status.ERROR
+    assert Hold.objects.filter(rule="r").count() == 1
+
+
 @pytest.mark.parametrize("is_eager", [True, False])
 def test_whoever_makes_calls_in_his_own_process_keeps_his_connection(
     remote: Vendor, is_eager: bool

@@ -256,11 +256,14 @@ def test_an_answer_is_kept_until_there_are_descriptors_to_record_it(
     """Whatever it was that wanted one: a connection, or a module that was not read yet."""
     none = OSError(errno.EMFILE, "Too many open files")
     writes = Mock(wraps=recorder.record_once, side_effect=[none, none, DEFAULT])
+    slept = list[float]()
     monkeypatch.setattr(recorder, "record_once", writes)
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(sleep=slept.append))
     send("r")
     run()
     assert CallQueue.objects.get().status == Status.DONE
     assert writes.call_count == 3
+    assert slept == [0.05, 0.1], "soon at first: limits wait for it"
 
 
 def test_a_process_has_no_more_in_flight_than_its_slots_and_descriptors_allow(

@@ -18,8 +18,12 @@ from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.models import CallAttempt, CallQueue
+<<<<<<< HEAD
 from callqueue.permits import waiting
 from callqueue.permits.waiting import PART, REST, REVIEW, Waiter, now
+=======
+from callqueue.permits.waiting import LOOK, PART, REST, REVIEW, Waiter, now
+>>>>>>> wt/d
 from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import send
@@ -96,6 +100,17 @@ def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rul
     assert len(asked) == 1, "a look is one statement"
     last._opens_at, last._pause_of_pass = last.passed_at + 40, 0.0
     assert last.next_pass_at == pytest.approx(last.passed_at + 8 * 40 / PART)
+
+
+@pytest.mark.parametrize(("ahead", "looks"), [(0, 1), (7, 1), (16, 2), (64, 8)])
+def test_where_a_slot_is_about_to_open_a_few_before_one_make_it_look_no_less_often(
+    rules: Rules, ahead: int, looks: int
+) -> None:
+    rules(r=Rule())
+    one = new_waiter()
+    one.passes, one.ahead, one.passed_at, one._opens_at = 1, ahead, now(), now()
+    one._pause_of_pass = 1.0
+    assert one._seconds_until_step() == pytest.approx(looks * LOOK)
 
 
 def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:

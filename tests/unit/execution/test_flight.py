@@ -173,23 +173,21 @@ def test_a_task_that_goes_away_waits_for_what_is_just_being_begun_of_its_message
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it gives back then, the flight does not begin at the same time."""
-    began, one, message = (
-        threading.Event(),
-        flight.Flight("default", lambda: 1),
-        flight.Message([1]),
-    )
+    wanted, message = queue.SimpleQueue[list[int]](), flight.Message([1, 2])
+    one = flight.Flight("default", lambda: 1)
 
-    def begin(*_: Any) -> list[Any]:
-        began.set()
-        wait_until(lambda: not one.inbox.empty(), 20)
+    def begin(using: str, ids: list[int]) -> list[Any]:
+        wanted.put(ids)
+        if ids == [1]:
+            wait_until(lambda: not one.inbox.empty(), 20)
         return []
 
     monkeypatch.setattr(flight.claim, "begin", begin)
     monkeypatch.setattr(one, "_with_connection", lambda work: work())
     one.inbox.put(message)
-    assert began.wait(20)
+    assert wanted.get(timeout=20) == [1]
     one._abandon(message, 20)
-    assert message.settled.is_set()
+    assert message.settled.is_set() and wanted.empty()
 
 
 def test_all_that_is_begun_already_is_made_while_the_flight_waits_for_the_database(
@@ -317,6 +315,20 @@ def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would
     monkeypatch.setattr(flight.wire, "close_idle", closed.set)
     flight.Flight("default", lambda: 1)
     assert closed.wait(20)
+
+
+def test_a_process_with_nothing_in_flight_looks_at_nothing_until_there_is_news() -> None:
+    class Inbox(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            if timeout is not None:
+                raise queue.Empty
+            return message  # that comes hours later
+
+    one, message = flight.Flight.__new__(flight.Flight), flight.Message([1])
+    one.inbox, one.boarding, one.under_way = Inbox(), [], {}
+    one.crew = SimpleNamespace(pending=(), ended=())  # type: ignore[assignment]
+    one._wait_for_news()
+    assert one.boarding == [message]
 
 
 @pytest.mark.parametrize("signal", [signals.worker_process_shutdown, signals.worker_shutdown])

@@ -350,7 +350,7 @@ def test_a_call_near_an_edge_of_the_calendar_counts_on_both_sides(moved: int) ->
     """However far ledger time is behind the calendar; and with another rate."""
     limit = FixedWindow("5/m", jitter=0.1).moved_by(moved)
     edge, near = 1_800_000_000 * SECOND - moved, 100_000
-    for same in (limit, limit.with_rate("5/m"), limit.with_rate("1/m").times(5)):
+    for same in (limit, limit.with_rate("5/m")):
         assert same.window(edge) == (edge, edge + 60 * SECOND)
         for at, now, free in [
             (edge - near - 1, edge + near - 1, 0),
