@@ -18,12 +18,8 @@ from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.models import CallAttempt, CallQueue
-<<<<<<< HEAD
 from callqueue.permits import waiting
-from callqueue.permits.waiting import PART, REST, REVIEW, Waiter, now
-=======
 from callqueue.permits.waiting import LOOK, PART, REST, REVIEW, Waiter, now
->>>>>>> wt/d
 from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import send
