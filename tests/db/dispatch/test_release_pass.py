@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, conf, states
 from callqueue.dispatch import release_pass
+from callqueue.dispatch.next_look import Room
 from callqueue.dispatch.release_pass import ensure_state_rows
 from callqueue.history import audit
 from callqueue.ledger import account, ledger_time, ready_calls
@@ -274,3 +275,14 @@ def test_a_pass_that_looked_at_as_few_as_the_first_ones_cost_lets_go_goes_on(
     passes = [release_pass.release("default", ["r"]) for _ in range(2)]
     assert [len(one.released) for one in passes] == [2, 2]
     assert passes[0].next_look.goes_on
+
+
+def test_whoever_has_room_for_one_kind_of_calls_alone_is_given_those_behind_the_others(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/h")]))
+    calls = [send("r") for _ in range(4)]
+    CallQueue.objects.filter(pk__in=[one.pk for one in calls[:2]]).update(method="send_email")
+    ensure_state_rows("default", ["r"])
+    made = release_pass.release("default", ["r"], room=Room(http=9, handled=0))
+    assert [one.id for one in made.released] == [one.pk for one in calls[2:]]

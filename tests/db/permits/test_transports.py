@@ -313,6 +313,17 @@ def test_a_small_body_that_unfolds_without_end_is_not_unfolded_for_a_verdict(
     assert seen == [100_000] and most < 8_000_000
 
 
+def test_a_body_that_is_not_folded_as_it_says_is_judged_as_it_came(
+    httpx: Any, rules: Rules
+) -> None:
+    seen: list[bytes] = []
+    rules(r=Rule(hosts=["127.0.0.1"], settle=lambda answer: seen.append(answer.content)))
+    answer = 200, {"Content-Encoding": "gzip"}, b"as it came"
+    with serving(lambda path, times: answer) as stub, streamed(httpx, stub.url) as response:
+        assert b"".join(response.iter_raw()) == b"as it came"
+    assert seen == [b"as it came"]
+
+
 def test_nothing_is_read_before_the_client_reads_it(httpx: Any, rules: Rules) -> None:
     """What was read by the time it leaves is what the rule settles by."""
     seen: list[bytes] = []
