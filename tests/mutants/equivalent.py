@@ -18,6 +18,12 @@ _BY_REASON = {
         "limits/rules.py Rule.__post_init__: _check_whole(self, \"priority\", -32768, 32767) _check_idempotency(self) -> _check_idempotency(self) _check_whole(self, 'priority', -32768, 32767)",
     ],
     "One of the two only computes.": [
+        "ledger/account.py Account.note_room: is_open = {rule: self.open_by_rule[rule] for rule in self.rules} print_ = memo.budgets_fingerprint(tuple(budgets)) -> print_ = memo.budgets_fingerprint(tuple(budgets)) is_open = {rule: self.open_by_rule[rule] for rule in self.rules}",
+        "ledger/tally_rows.py _left_sql: column, (cost, of_cost) = _value_column(using, leaving.budget), _cost_sql(using, leaving.budget) since, by, told_apart = _parameters(using, leaving.begin, leaving.ahead, leaving.end) -> since, by, told_apart = _parameters(using, leaving.begin, leaving.ahead, leaving.end) column, (cost, of_cost) = (_value_column(using, leaving.budget), _cost_sql(using, leaving.budget))",
+        "limits/in_force.py _in_words: usual = {f.name: f.default for f in fields(kind)} if kind else {} main = data.get(\"rate\", data.get(\"n\")) -> main = data.get('rate', data.get('n')) usual = {f.name: f.default for f in fields(kind)} if kind else {}",
+        "transitions/verbs.py record: database.update_each(tables.CallQueue, using, ended) others = [one for one in results if one.job.call.id not in locked.calls] -> others = [one for one in results if one.job.call.id not in locked.calls] database.update_each(tables.CallQueue, using, ended)",
+        "ledger/ready_calls.py _lock_calls: columns = _candidate_columns(using) source = f\"{tables.name(using, 'CallQueue')} c\" -> source = f\"{tables.name(using, 'CallQueue')} c\" columns = _candidate_columns(using)",
+        "dispatch/choosing.py choose: made.unfit = unfit gone = Counter(call.rule for call in made.releases) -> gone = Counter((call.rule for call in made.releases)) made.unfit = unfit",
         "execution/claim.py _columns_when_begun: started_at = from_us(job.clock.at) seconds = max(0.0, job.lease_ends - job.clock.before) -> seconds = max(0.0, job.lease_ends - job.clock.before) started_at = from_us(job.clock.at)",
         "transitions/verbs.py lose: lost.update(finished_at=locked.now, outcome=LOST, error_message=why) rows = [ ends.with_later_changes(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results ] -> rows = [ends.with_later_changes(columns_of_call(one, locked.wall), as_ending(one.job.call)) for one in results] lost.update(finished_at=locked.now, outcome=LOST, error_message=why)",
         "ledger/tallies.py _apply_correction: charged, cost = cost_of(correction.charged, unit), cost_of(correction.cost, unit) correct = tallies.correct_settled if correction.settled else tallies.correct -> correct = tallies.correct_settled if correction.settled else tallies.correct charged, cost = (cost_of(correction.charged, unit), cost_of(correction.cost, unit))",
@@ -31,6 +37,13 @@ _BY_REASON = {
         "ledger/tally_rows.py ended_parts: width = max(1, budget.limit.window_us // PARTS) where, of_former = _conditions_of_former(using, budget) -> where, of_former = _conditions_of_former(using, budget) width = max(1, budget.limit.window_us // PARTS)",
     ],
     "Neither of the two has to do with the other.": [
+        "dispatch/turns.py KeysInTurn._give_and_wake_turns: self._is_mid_round |= bool(memo.gathering) self._is_mid_round |= ready_calls.take_news(self.using, self.in_turn, self.now) -> self._is_mid_round |= ready_calls.take_news(self.using, self.in_turn, self.now) self._is_mid_round |= bool(memo.gathering)",
+        "ledger/tallies.py Tallies._add_charged_by_former: self.tally_of(value).used += cost self.kept.has_former = True -> self.kept.has_former = True self.tally_of(value).used += cost",
+        "dispatch/dispenser.py Dispenser.tick: self.chores.maintain_if_due() self._poll_ready_if_due() -> self._poll_ready_if_due() self.chores.maintain_if_due()",
+        "sending/intake.py insert: _insert_one(call, using) _insert_key_news([call], using) -> _insert_key_news([call], using) _insert_one(call, using)",
+        "permits/waiting.py Waiter._look_at_row: reading = ledger_time.watch(self.using).last shown = self.due_at -> shown = self.due_at reading = ledger_time.watch(self.using).last",
+        "ledger/account.py Account.read: self.read_tallies(has_corrections) self._read_open() -> self._read_open() self.read_tallies(has_corrections)",
+        "permits/transport.py PermitAdapter.__init__: self._options = Options(rule, key, cost, priority, wait, lease, label) super().__init__(**of_adapter) -> super().__init__(**of_adapter) self._options = Options(rule, key, cost, priority, wait, lease, label)",
         "execution/flight.py Flight._do_round: self.told = time.monotonic() ended = {id(job) for job, _ in list(self.crew.ended)} -> ended = {id(job) for job, _ in list(self.crew.ended)} self.told = time.monotonic()",
         "dispatch/planning.py _Planner._keep_back: self.made.wait |= Wait(on_answer=self._may_open_sooner(budget)) self._shut.add((budget.id, value)) -> self._shut.add((budget.id, value)) self.made.wait |= Wait(on_answer=self._may_open_sooner(budget))",
         "execution/flight.py Flight._begin_waiting: message.count += len(begun) message.begun_at = time.monotonic() -> message.begun_at = time.monotonic() message.count += len(begun)",
@@ -49,6 +62,8 @@ _BY_REASON = {
         "ledger/settings.py _lock_stated: database.set_idle_timeout(using, rule_rows.SILENT) rows = tables.settings(using) -> rows = tables.settings(using) database.set_idle_timeout(using, rule_rows.SILENT)",
     ],
     "Where the two are equal, both ways give the same.": [
+        "ledger/tallies.py BucketTallies.suits: limit.window_us > SHORT_BUCKET -> (limit.window_us >= SHORT_BUCKET)",
+        "ledger/tallies.py Tallies.is_current: behind <= longest_lag(self.limit) -> (behind < longest_lag(self.limit))",
         "ledger/tally_rows.py _left_sql: leaving.ahead > leaving.end -> (leaving.ahead >= leaving.end)",
         "transitions/verbs.py clock_correction: timedelta(0) <= by <= TOLERANCE -> (timedelta(0) < by <= TOLERANCE)",
         "limits/kinds/token_bucket.py TokenBucket.level_at: until > at -> (until >= at)",
@@ -75,6 +90,12 @@ _BY_REASON = {
         "ledger/ledger_time.py _has_waited: clocks.TOLERANCE / 1_000_000 -> (clocks.TOLERANCE * 1000000)",
     ],
     "It is a bound that nobody relies on to the last one.": [
+        "sending/intake.py rule_of_host: 255 -> 256",
+        "dispatch/chores.py Chores.maintain: now >= chore.due_at -> (now > chore.due_at)",
+        "ledger/settings.py Party._look_for_silent: moment - self._looked_at < GAP -> (moment - self._looked_at <= GAP)",
+        "dispatch/dispenser.py stand_by: now - _told.get(using, -HEARTBEAT) >= HEARTBEAT -> (now - _told.get(using, -HEARTBEAT) > HEARTBEAT)",
+        "execution/request.py _columns_of_answer: size + len(content) >= LARGE -> (size + len(content) > LARGE)",
+        "execution/flight.py Flight._take_ended: now - self.last >= QUIET -> (now - self.last > QUIET)",
         "ledger/ledger_time.py Watch.take_in: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
         "ledger/ready_calls.py rules_named_by_ready: 1000 -> 1001",
         "ledger/ready_calls.py forget_news: 1000 -> 1001",
@@ -90,12 +111,14 @@ _BY_REASON = {
         "ledger/ready_calls.py wake_key: _turns(using).filter(rule=rule, priority=priority, key=key) -> _turns(using).filter(rule=rule, key=key)",
     ],
     "The two are as long as each other.": [
+        "ledger/tallies.py advance: True -> False",
         "ledger/account.py Account._read_open: True -> False",
     ],
     "Who makes the row has it locked.": [
         "ledger/ledger_time.py Watch._follow: ensure_rows(self.using) list(database.locked(tables.ledger_state(self.using).order_by(\"pk\"), wait=True)) -> list(database.locked(tables.ledger_state(self.using).order_by('pk'), wait=True)) ensure_rows(self.using)",
     ],
     "Whatever is greater will do.": [
+        "execution/connection.py SecureConnection._has_unread: 1 -> 2",
         "ledger/settings.py _raise_version: 1 -> 2",
     ],
     "What is so large is refused in any case.": [
@@ -112,6 +135,16 @@ _BY_REASON = {
     ],
     "No adapter of ours asks for it.": [
         "execution/wire.py _send: _session.get_adapter(url).send( prepared, stream=True, verify=trip.policy.verify, proxies={} ) -> _session.get_adapter(url).send(prepared, stream=True, verify=trip.policy.verify)",
+    ],
+    "It is a microsecond more.": [
+        "ledger/ledger_time.py Watch._follow: 0 -> 1",
+        "ledger/tallies.py counting_times: 0 -> 1",
+    ],
+    "What is written is what is there.": [
+        'ledger/ready_calls.py wake_key: own.exclude(blocked_on="") -> own.exclude()',
+    ],
+    "Ledger time that is right is not mended.": [
+        "ledger/ledger_time.py mend: jump.by < 0 -> (jump.by <= 0)",
     ],
 }
 EQUIVALENT: dict[str, str] = {text: why for why, texts in _BY_REASON.items() for text in texts}
