@@ -90,6 +90,7 @@ _BY_REASON = {
         "ledger/ledger_time.py _has_waited: clocks.TOLERANCE / 1_000_000 -> (clocks.TOLERANCE * 1000000)",
     ],
     "It is a bound that nobody relies on to the last one.": [
+        "execution/connection.py _Head.read1: 0 -> 1",
         "sending/intake.py rule_of_host: 255 -> 256",
         "dispatch/chores.py Chores.maintain: now >= chore.due_at -> (now > chore.due_at)",
         "ledger/settings.py Party._look_for_silent: moment - self._looked_at < GAP -> (moment - self._looked_at <= GAP)",
@@ -108,6 +109,7 @@ _BY_REASON = {
         "limits/kinds/windows.py FixedWindow.window_us: 2 -> 3",
     ],
     "What is woken besides is looked at, and waits again.": [
+        "dispatch/choosing.py rooms_of_workers: sum(own.values()) < len(listed) -> (sum(own.values()) <= len(listed))",
         "ledger/ready_calls.py wake_key: _turns(using).filter(rule=rule, priority=priority, key=key) -> _turns(using).filter(rule=rule, key=key)",
     ],
     "The two are as long as each other.": [

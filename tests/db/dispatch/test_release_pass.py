@@ -286,3 +286,14 @@ def test_whoever_has_room_for_one_kind_of_calls_alone_is_given_those_behind_the_
     ensure_state_rows("default", ["r"])
     made = release_pass.release("default", ["r"], room=Room(http=9, handled=0))
     assert [one.id for one in made.released] == [one.pk for one in calls[2:]]
+
+
+def test_a_pass_that_whoever_makes_the_calls_had_no_more_room_for_goes_on_once_he_has(
+    rules: Rules,
+) -> None:
+    rules(r=Rule())
+    for _ in range(2):
+        send("r")
+    ensure_state_rows("default", ["r"])
+    look = release_pass.release("default", ["r"], room=Room(http=1, handled=1), batch=1).next_look
+    assert (look.on_room, look.goes_on) == (True, False)

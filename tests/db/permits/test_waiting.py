@@ -73,6 +73,17 @@ def test_who_gives_up_is_told_when_its_own_call_would_have_gone(rules: Rules) ->
         one._give_up()
 
 
+def test_a_row_lives_for_as_long_before_it_is_in_line(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule())
+    one = new_waiter()
+    monkeypatch.setattr(one, "_get_in_line", lambda at: None)
+    one._give_sign_of_life()
+    row = waiting_rows().get()
+    assert row.expires_at_dt - one.due_at == timedelta(seconds=waiting.ALIVE)
+
+
 def test_who_has_made_no_pass_withdraws_whoever_has_the_rules_row(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,8 @@ def test_what_seems_ready_and_is_not_is_looked_at_ever_less_often() -> None:
 def test_room_of_either_kind_is_news() -> None:
     assert Room(0, 2).is_more_than(Room(0, 1)) and Room(2, 0).is_more_than(Room(1, 0))
     assert not Room(1, 1).is_more_than(Room(1, 1)) and not Room(0, 0).is_more_than(Room(-1, -1))
+    only = [Room(1, 1).only_http, Room(1, 0).only_http, Room(0, 1).only_http]
+    assert only == [None, True, False]
 
 
 @pytest.mark.parametrize(
