@@ -24,6 +24,13 @@ def found(*numbers: str) -> list[str]:
     return [one.msg for one in checked if one.id in ids]
 
 
+@pytest.fixture(autouse=True)
+def _no_tasks_of_other_tests() -> Iterator[None]:
+    others = {name: app.tasks.pop(name) for name in list(app.tasks) if name.startswith("tests.")}
+    yield
+    app.tasks.update(others)
+
+
 @pytest.fixture
 def celery() -> Iterator[Any]:
     """The application's settings, to be changed until the test ends."""
