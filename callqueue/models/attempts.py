@@ -20,7 +20,7 @@ UNUSUAL = models.Q(outcome__in=states.FAULTY) | models.Q(response_status__gte=st
 
 
 class CallAttempt(Table):
-    """One try at a call: a row of the ledger. Charged from its release to its end, then it ages."""
+    """One try at a call: a row of the ledger. Charged from its release until it has aged."""
 
     class Outcome(models.TextChoices):
         OPEN = states.OPEN, _("open")
@@ -47,6 +47,7 @@ class CallAttempt(Table):
     calls = models.PositiveIntegerField(_("cost in calls"), default=1, editable=False)
     released_at = models.DateTimeField(_("released"))
     send_at = models.DateTimeField(_("to be sent at"), null=True, blank=True)
+    # Until when it is to be begun; and once it is, until when its end is to be recorded.
     lease_until = models.DateTimeField(_("lease until"), null=True, blank=True)
     started_at = models.DateTimeField(_("begun"), null=True, blank=True)
     sent_at = models.DateTimeField(_("sent"), null=True, blank=True)
