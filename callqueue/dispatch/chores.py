@@ -183,7 +183,7 @@ class Chores:
     def _promote(self) -> None:
         """Make due calls ready; the next round is when the next one is due, at the latest."""
         now = database.clock(self.using)
-        if ready_calls.promote(self.using) >= ready_calls.PROMOTED:
+        if ready_calls.promote_due(self.using) >= ready_calls.PROMOTED:
             self._pause = 0.0
         else:
             due_in = ready_calls.next_due_in(self.using, after=now)

@@ -21,8 +21,7 @@ from callqueue.limits.kinds.base import (
 @with_known_fields
 @dataclass(frozen=True)
 class TokenBucket(RateLimit):
-    """A bucket of `burst` tokens that refills at `rate`; each unit of cost takes a token (RFC 2697
-    section 3).
+    """`burst` tokens, refilled at `rate`; each unit of cost takes a token (RFC 2697 section 3).
 
     Full use needs (burst - 1) / rate to be at least what passes until the ledger knows that a call
     was sent: some 0.2 s, or its answer where that comes sooner.
@@ -81,7 +80,7 @@ class TokenBucket(RateLimit):
     def times(self, count: int) -> Self:
         return replace(super().times(count), burst=self.burst * count)
 
-    def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def seconds_past_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         each = self.period_us / self.n / SECOND
         # the next token is there sooner than that, or later where some are owed
         at = meter.free_at(meter.free + 1)
@@ -107,7 +106,7 @@ class _BucketMeter(Meter):
         self._forgets = usage.aged[0][0] + limit.window_us + 1 if usage.aged else None
 
     @property
-    def used(self) -> int:
+    def used(self) -> int:  # what is missing from the full bucket, rounded up, and what is open
         return -(-(self._cap - self._level) // self._period) + self._open
 
     @property
@@ -122,5 +121,5 @@ class _BucketMeter(Meter):
             return None
         return max(self._now, self._at - (self._level - wanted) // self._n)
 
-    def review_at(self, instant: Us) -> Us:
+    def when_to_review(self, instant: Us) -> Us:
         return instant if self._forgets is None else min(instant, Us(self._forgets))
