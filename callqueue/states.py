@@ -25,10 +25,7 @@ class Move(Enum):
     """The legal moves of a call, by verb: from which states, to which. `transitions` makes them."""
 
     RELEASE = WAITING, (DISPATCHED,)  # every limit admits the call
-    RECORD = (
-        (DISPATCHED,),
-        (NEW, ERROR, DONE, FAILED, EXPIRED, UNKNOWN),
-    )  # what came of the attempt is known
+    RECORD = (DISPATCHED,), (NEW, ERROR, DONE, FAILED, EXPIRED, UNKNOWN)  # the attempt has ended
     VOID = (DISPATCHED,), (NEW, ERROR)  # no worker began the attempt
     LOSE = (DISPATCHED,), (ERROR, FAILED, UNKNOWN)  # a worker began the attempt and fell silent
     EXPIRE = WAITING, (EXPIRED,)  # `expires_at` has passed

@@ -176,7 +176,7 @@ class Chores:
         in_turn = held.rules_taking_turns(book, names)
         ready_calls.forget_news(self.using, in_turn)
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
-            after: ready_calls.Pair | None = ready_calls.FIRST
+            after: ready_calls.KeyAtPriority | None = ready_calls.FIRST
             while after is not None:
                 after = ready_calls.give_missing_news(self.using, rule, after)
 

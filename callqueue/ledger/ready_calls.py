@@ -203,7 +203,7 @@ def _candidate_columns(using: str) -> database.Columns:
 
 HOLD, LOCK = "hold", "lock"  # what a key may wait for, besides room in a limit and an answer
 TAKEN = 2000  # news of keys that one pass takes at most, and keys that are looked at for want of it
-Pair = tuple[str, int]  # a key and a priority
+KeyAtPriority = tuple[str, int]  # the other way round than `Turn.pair`
 FIRST = "", -TOP  # less than any
 AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in any case
 ANSWERED = 2 * SECOND  # after which one is looked at that waits for an answer
@@ -270,7 +270,7 @@ def wake_key(using: str, rule: str, priority: int, key: str) -> None:
     own.exclude(blocked_on="").update(blocked_on="")
 
 
-def give_missing_news(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
+def give_missing_news(using: str, rule: str, after: KeyAtPriority = FIRST) -> KeyAtPriority | None:
     """Give news of the next TAKEN keys past `after` with ready calls, where they have neither turn
     nor news; the last of them, None where there are no more.
     """

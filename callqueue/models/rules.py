@@ -18,6 +18,8 @@ class RuleState(models.Model):
     passes = models.BigIntegerField(default=0, editable=False)
     # The number of its last release among those of its group, which go up: a turn, no instant.
     served = models.BigIntegerField(default=0, editable=False)
+    # Which group had the last pass, and how many holds were laid; of a group's first rule, by name,
+    # also what the next pass of the group goes by (`ledger.memo`).
     memo = models.JSONField(default=dict, editable=False)
     # Until when the rule's UNKNOWN calls are one worker's to ask its reconcile hook of.
     reconciling_until = models.DateTimeField(null=True, editable=False)
@@ -167,6 +169,7 @@ class Hold(models.Model):
     )
     reason = ToldTextField(_("reason"), blank=True, default="")
     began_at = models.DateTimeField(_("since"), db_default=ClockNow())
+    # By ledger time.
     until = models.DateTimeField(
         _("until"), null=True, blank=True, help_text=_("empty: until it is resumed")
     )

@@ -177,15 +177,15 @@ class FixedWindow(RateLimit):
         begin, end = self._window_by_wall(instant + self.moved)
         return begin - self.moved, end - self.moved
 
-    def _window_by_wall(self, instant: Us) -> tuple[Us, Us]:
+    def _window_by_wall(self, wall: Us) -> tuple[Us, Us]:
         zone = self.zone
-        day = datetime.fromtimestamp(instant // SECOND, zone).date()
+        day = datetime.fromtimestamp(wall // SECOND, zone).date()
         if self.period_us % DAY == 0:
             days = self.period_us // DAY
             first = (day.toordinal() - 1) // days * days + 1
             return _midnight(first, zone), _midnight(first + days, zone)
         midnight = _midnight(day.toordinal(), zone)
-        start = midnight + (instant - midnight) // self.period_us * self.period_us
+        start = midnight + (wall - midnight) // self.period_us * self.period_us
         return start, min(start + self.period_us, _midnight(day.toordinal() + 1, zone))
 
     def horizon(self, now: Us) -> Us:
