@@ -59,7 +59,7 @@ def worded(error: BaseException) -> str:
     return storable(f"{type(error).__name__}: {said}") if said else type(error).__name__
 
 
-def reason(why: object) -> str:
+def worded_reason(why: object) -> str:
     """What a hook or a program gave as its reason, whatever that is: of an error as `worded`."""
     if isinstance(why, BaseException):
         return worded(why)

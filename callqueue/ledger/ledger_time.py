@@ -199,7 +199,7 @@ class Watch:
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
-        """Read the clock, follow a jump; by how many µs it was early. Not in a transaction."""
+        """Read the clock, follow a jump; how many µs early (below 0: late). In no transaction."""
         with self._looking:
             reading = read(self.using)
             self._be_new_if_doubtful(reading)

@@ -203,12 +203,12 @@ def disagreements(
 # --- changes
 
 
-def set_rate(using: str, limit: str, rate: str | None) -> None:
+def set_rate(using: str, settings_id: str, rate: str | None) -> None:
     """Give a limit a rate (None: its own); wait PATIENCE at most for passes by the old one."""
     with database.writing(using):
         before = _lock_stated(using)
-        rates = {name: old for name, old in before.rates.items() if name != limit}
-        rates |= {} if rate is None else {limit: rate}
+        rates = {name: old for name, old in before.rates.items() if name != settings_id}
+        rates |= {} if rate is None else {settings_id: rate}
         if rates != before.rates:
             _raise_version(using, before.version, ledger_time.now(using), rates=rates)
     states = tables.rule_states(using)

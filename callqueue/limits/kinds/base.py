@@ -109,7 +109,7 @@ class Meter:
 
     def free_at(self, cost: int) -> Us | None:
         """The earliest instant, from now on, at which `cost` fits, or when to ask again; None: not
-        before an answer. A tally's meter may read the database.
+        before an answer, if ever. A tally's meter may read the database.
         """
         raise NotImplementedError
 
