@@ -98,7 +98,7 @@ class _BucketMeter(Meter):
     """Levels are tokens times the period, whole: a microsecond refills exactly n."""
 
     def __init__(self, limit: TokenBucket, usage: Usage, now: Us) -> None:
-        self._n, self._period, self._now = limit.n, limit.period_us, now
+        self._refill, self._period, self._now = limit.n, limit.period_us, now
         self._cap = limit.burst * limit.period_us
         self._level, self._at = limit.level_at(usage, now)
         self._open = usage.open
@@ -112,14 +112,14 @@ class _BucketMeter(Meter):
     @property
     def free(self) -> int:
         # What leaves last may do so only after now, and until then it fills.
-        level = self._level - self._n * max(0, self._at - self._now)
+        level = self._level - self._refill * max(0, self._at - self._now)
         return max(0, level // self._period - self._open)
 
     def free_at(self, cost: int) -> Us | None:
         wanted = (self._open + cost) * self._period
         if wanted > self._cap:
             return None
-        return max(self._now, self._at - (self._level - wanted) // self._n)
+        return max(self._now, self._at - (self._level - wanted) // self._refill)
 
     def when_to_review(self, instant: Us) -> Us:
         return instant if self._forgets is None else min(instant, Us(self._forgets))
