@@ -1,6 +1,5 @@
-"""Clocks: a reading of the database's, between two instants of this process's own. The database's
-clock is the only one that is compared; ledger time is what it shows less how far the ledger was
-moved (`ledger.ledger_time`).
+"""A reading of the database's clock, the only one compared, between two instants of this process's
+own. Ledger time is what it shows less how far the ledger was moved (`ledger.ledger_time`).
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def monotonic() -> Mono:
-    """Seconds that have passed, those of a suspended machine included where it can tell (Linux).
-    `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send.
-    """
+    """Seconds that have passed, those of a suspended machine included where it can tell (Linux)."""
+    # `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send.
     return Mono(time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME))
 
 
@@ -91,7 +89,7 @@ class Reading:
         least, _, slack = self._bounds(later)
         return min(later.at, self.at + least + slack)
 
-    def latest_at(self, instant: Mono) -> Us:
+    def latest_ledger_time_at(self, instant: Mono) -> Us:
         """The latest that ledger time can have been at this monotonic instant."""
         return self.at + round((instant - self.before) * 1_000_000)
 

@@ -1,5 +1,4 @@
-"""Columns that are encrypted at rest when ENCRYPTION_KEYS are set, and columns that keep what
-others say.
+"""Columns encrypted at rest where ENCRYPTION_KEYS are set, and columns that keep what others say.
 
 What is sealed is bound to its column and its row: what no key opens there is read as UNREADABLE, so
 that one bad row never stops a query. What is not sealed never looks as if it were. What providers,
@@ -28,7 +27,7 @@ UNREADABLE = {"$unreadable": "no key in ENCRYPTION_KEYS opens this value"}
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound:  # what is to be sealed, and its row's identity
     value: Any = field(repr=False)
     row: str
 
@@ -82,6 +81,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         return self.selected_sql(compiler.connection, table), params
 
     def selected_sql(self, connection: Any, table: str) -> str:
+        """SQL of the column, read together with its row's identity."""
         quote, bound_to = connection.ops.quote_name, self.model._meta.get_field(self.bound_to)
         identity = f"{table}.{quote(bound_to.column)}"  # type: ignore[union-attr]
         value = f"{table}.{quote(self.column)}"
@@ -204,11 +204,11 @@ def _may_hold_secrets(value: Any) -> bool:
 
 
 def _row_identity(row: Any) -> str:
-    return str(row).replace("-", "")
+    return str(row).replace("-", "")  # a UUID comes with dashes from some databases only
 
 
 def _split_row_identity(value: Any) -> tuple[str, Any]:
     if not isinstance(value, str) or not value.startswith(_ROW):
-        return "", value
+        return "", value  # read without
     row, _, rest = value[len(_ROW) :].partition("|")
     return _row_identity(row), rest

@@ -60,7 +60,7 @@ class GiveUp:
 
 
 def _keep_why_as_text(outcome: RetryLater | HoldUntil | GiveUp) -> None:
-    object.__setattr__(outcome, "why", texts.reason(outcome.why))
+    object.__setattr__(outcome, "why", texts.worded_reason(outcome.why))
 
 
 def _type_error(outcome: object, name: str, wanted: str) -> TypeError:

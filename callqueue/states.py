@@ -25,7 +25,7 @@ class Move(Enum):
     """The legal moves of a call, by verb: from which states, to which. `transitions` makes them."""
 
     RELEASE = WAITING, (DISPATCHED,)  # every limit admits the call
-    RECORD = (DISPATCHED,), (NEW, ERROR, DONE, FAILED, EXPIRED, UNKNOWN)  # a worker has the answer
+    RECORD = (DISPATCHED,), (NEW, ERROR, DONE, FAILED, EXPIRED, UNKNOWN)  # the attempt has ended
     VOID = (DISPATCHED,), (NEW, ERROR)  # no worker began the attempt
     LOSE = (DISPATCHED,), (ERROR, FAILED, UNKNOWN)  # a worker began the attempt and fell silent
     EXPIRE = WAITING, (EXPIRED,)  # `expires_at` has passed
@@ -39,7 +39,7 @@ class Move(Enum):
         self.sources, self.targets = sources, targets
 
 
-# How an attempt ended. OPEN: no answer yet.
+# How an attempt ended. OPEN: not recorded yet.
 OPEN = ""
 SUCCEEDED = "succeeded"
 ERRORED = "failed"  # will be, or might have been, retried

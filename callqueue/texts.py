@@ -1,6 +1,5 @@
-"""Text as every database keeps it, whoever wrote it: a provider, a hook, an error that was raised.
-Never raises, and looks up no codec by a name that a stranger chose. Also what suggests a name for
-one that is unknown, where a page of the documentation is, and this host's name.
+"""Text as every database keeps it, whoever wrote it; never raises, and looks up no codec by a name
+that a stranger chose. Also names: suggested for unknown ones, of documentation pages, this host's.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ _CHARSETS = frozenset({
 
 
 def storable(text: str) -> str:
-    """The nearest text that every database keeps. NUL is left out, halves of a surrogate pair are
-    joined, and one that is alone becomes U+FFFD.
-    """
+    """The nearest text that every database keeps: no NUL, surrogates joined or, alone, U+FFFD."""
     if not text.isascii():
         try:
             text.encode()
@@ -62,7 +59,7 @@ def worded(error: BaseException) -> str:
     return storable(f"{type(error).__name__}: {said}") if said else type(error).__name__
 
 
-def reason(why: object) -> str:
+def worded_reason(why: object) -> str:
     """What a hook or a program gave as its reason, whatever that is: of an error as `worded`."""
     if isinstance(why, BaseException):
         return worded(why)

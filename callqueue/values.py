@@ -83,7 +83,7 @@ def check_dict(field: str, value: Any) -> dict[str, Any]:
 def refuse_unknown(
     params: Mapping[str, Any], known: Collection[str], elsewhere: Mapping[str, str] | None = None
 ) -> None:
-    """InvalidCall for the first param that the method does not know, with what to do instead."""
+    """InvalidCall for the first unknown param; `elsewhere`: by name, what to do instead."""
     for name in params:
         if name not in known:
             why = (elsewhere or {}).get(name) or f"is unknown{suggest(name, known)}"

@@ -35,7 +35,7 @@ _NETWORK = "is not a network such as '10.0.0.0/8', its host bits all 0"
 
 @dataclass(frozen=True)
 class Config:
-    """The settings as the app uses them; durations are seconds, sizes bytes."""
+    """The settings as the app uses them; floats are seconds, sizes bytes."""
 
     book: Book
     router: Callable[[Mapping[str, Any]], Any] | None
@@ -106,7 +106,7 @@ setting_changed.connect(forget, dispatch_uid="callqueue.conf")
 
 
 def _read_settings() -> tuple[Config, list[str]]:
-    """The settings, with defaults in place of what is wrong, and what is wrong."""
+    """The settings, of use to nobody if anything is wrong with them, and what is wrong."""
     reader = Reader(getattr(settings, "CALLQUEUE", {}))
     of_dispensers = {"INTERVAL": 0.05, "POLL": 0.001, "IN_WORKERS": 0}
     dispenser = reader.named_numbers("DISPENSER", of_dispensers)

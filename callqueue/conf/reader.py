@@ -53,7 +53,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Reader:
-    """Each method returns a key's value; what is wrong is noted, and a default stands in for it."""
+    """Each method returns a key's value; where it notes what is wrong, that is of use to nobody."""
 
     def __init__(self, raw: Any) -> None:
         self.wrong: list[str] = []  # all that is wrong, not the first mistake alone

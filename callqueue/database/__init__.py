@@ -65,7 +65,6 @@ from callqueue.database.statements import (
     lazy_commit_sql,
     listed,
     lock_free_ids_sql,
-    lock_transaction,
     locked,
     next_distinct,
     one_snapshot,
@@ -74,7 +73,7 @@ from callqueue.database.statements import (
     rows,
     run,
     set_idle_timeout,
-    skip_locked,
+    skip_locked_sql,
     union_all,
     writing,
 )

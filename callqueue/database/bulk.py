@@ -121,7 +121,7 @@ def shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> Shap
 
 
 def _json_converter(using: str, field: Any) -> Callable[[Any], Any]:
-    if hasattr(field, "value_in_json"):
+    if hasattr(field, "value_in_json"):  # of `callqueue.fields`
         return field.value_in_json  # type: ignore[no-any-return]
     return lambda value: _unwrapped_json(field.get_db_prep_save(value, connections[using]))
 
@@ -231,7 +231,7 @@ def _field_values(objects: Sequence[M], fields: Sequence[Any]) -> list[list[Any]
     take = attrgetter(*(field.attname for field in fields))
     values = [list(take(one)) for one in objects]
     for i, field in enumerate(fields):
-        if hasattr(field, "bind_row"):
+        if hasattr(field, "bind_row"):  # sealed with its row's identity
             for one, row in zip(objects, values, strict=True):
                 row[i] = field.bind_row(row[i], getattr(one, field.bound_to))
     return values

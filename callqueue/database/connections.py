@@ -35,8 +35,8 @@ def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 
     """What `work` returns; done anew, whole, where the database went away or refused it.
 
     For work that may be repeated although it was done: the answer to a commit may be lost. The
-    second try comes at once on a new connection, later ones after growing pauses, until `seconds`
-    after the first failure. Inside somebody else's transaction it is done once.
+    second try is at once on a new connection (an event tells if it fails, and `during` what), later
+    ones after pauses, until `seconds` from the first failure. In another's transaction: one try.
     """
     end, pause = math.inf, 0.0
     while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -156,9 +156,9 @@ class Columns:
         self._converters: list[tuple[int, Any, Any]] = []
         for alias, (model, names) in tables.items():
             for name in names:
-                self._add(alias, name, model._meta.get_field(name))
+                self._add_column(alias, name, model._meta.get_field(name))
 
-    def _add(self, alias: str, name: str, field: Any) -> None:
+    def _add_column(self, alias: str, name: str, field: Any) -> None:
         connection, column = connections[self.using], field.get_col(alias)
         quoted_name = connection.ops.quote_name(column.target.column)
         self._listed.append((alias, quoted_name, getattr(field, "selected_sql", None)))
@@ -228,15 +228,8 @@ def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]
     return words.number.format(column), [words.json_path(name)]
 
 
-def lock_transaction(using: str) -> AbstractContextManager[None]:
-    """A transaction for `locked` rows; nothing on a database without row locks."""
-    if connections[using].features.has_select_for_update:
-        return transaction.atomic(using=using)
-    return nullcontext()
-
-
 def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
-    """The rows, locked as they are read: those that nobody else has locked; with `wait`, all."""
+    """The rows, locked where rows can be: those that nobody else has locked; with `wait`, all."""
     features = connections[rows.db].features
     if not features.has_select_for_update:
         return rows
@@ -245,7 +238,7 @@ def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
     )
 
 
-def skip_locked(using: str) -> str:
+def skip_locked_sql(using: str) -> str:
     """SQL for the end of a SELECT: lock its rows and pass over locked ones."""
     features = connections[using].features
     if not features.has_select_for_update:
@@ -257,7 +250,7 @@ def skip_locked(using: str) -> str:
 
 def lock_free_ids_sql(using: str, table: str, ids: str) -> str:
     """A SELECT that locks those of these ids (as `listed` writes them) that nobody has locked."""
-    return f"SELECT id FROM {table} WHERE id IN ({ids}) ORDER BY id{skip_locked(using)}"
+    return f"SELECT id FROM {table} WHERE id IN ({ids}) ORDER BY id{skip_locked_sql(using)}"
 
 
 def in_transaction(using: str) -> bool:
@@ -381,10 +374,9 @@ def lazy_commit_sql(using: str) -> str:
 
 
 def idle_timeout_sql(using: str, seconds: int) -> str:
-    """SQL for the columns of a transaction's first SELECT: the server ends the transaction once its
-    process has been silent for so long. One that is frozen must not keep its locks for ever. "" on
-    other databases than PostgreSQL, and inside a transaction of somebody else's, which may be
-    silent for as long as it likes.
+    """SQL for the columns of a transaction's first SELECT: the server ends it once its process has
+    been silent for so long, as one that is frozen must not keep its locks for ever. "" on other
+    databases than PostgreSQL, and inside somebody else's transaction, which may be silent.
     """
     return "" if is_nested(using) else dialect(using).silent.format(seconds)
 

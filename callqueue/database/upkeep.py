@@ -61,7 +61,7 @@ _REFERENCE = rf"""
 
 
 def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
-    """Make deleted rows' space usable again. `full` rewrites and locks the tables meanwhile."""
+    """Free deleted rows' space: on MySQL and SQLite if `full`, which rewrites and locks tables."""
     words = dialect(using).vacuum_full if full else dialect(using).vacuum
     # A vacuum takes the pages of indexes that it found empty out of use, and only the next one lets
     # them be used again (PostgreSQL's nbtree/README, "Placing deleted pages in the FSM"). That one
@@ -105,11 +105,9 @@ def lock_tables(using: str, tables: Sequence[str]) -> None:
 
 
 def drop_tables(using: str, tables: Sequence[str]) -> None:
-    """Drop all of callqueue's tables that are there, and the foreign keys that point at them. No
-    column and no row of a table that stays goes.
-
-    Within a transaction, which MariaDB and MySQL commit at each step. NotSupportedError where
-    SQLite keeps a foreign key.
+    """Drop all of callqueue's tables that are there, and the foreign keys that point at them, but
+    no column and no row of a table that stays. In a transaction, which MariaDB and MySQL commit at
+    each step. NotSupportedError where SQLite keeps a foreign key.
     """
     keys = foreign_keys_to(using, tables)
     if is_sqlite(using):

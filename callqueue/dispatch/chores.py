@@ -176,14 +176,14 @@ class Chores:
         in_turn = held.rules_taking_turns(book, names)
         ready_calls.forget_news(self.using, in_turn)
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
-            after: ready_calls.Pair | None = ready_calls.FIRST
+            after: ready_calls.KeyAtPriority | None = ready_calls.FIRST
             while after is not None:
                 after = ready_calls.give_missing_news(self.using, rule, after)
 
     def _promote(self) -> None:
         """Make due calls ready; the next round is when the next one is due, at the latest."""
         now = database.clock(self.using)
-        if ready_calls.promote(self.using) >= ready_calls.PROMOTED:
+        if ready_calls.promote_due(self.using) >= ready_calls.PROMOTED:
             self._pause = 0.0
         else:
             due_in = ready_calls.next_due_in(self.using, after=now)

@@ -133,7 +133,7 @@ def most_that_fits(meter: Meter, until: Us, most: int, cost: int = 1) -> int:
     low, high = 0, most
     while low < high:
         middle = (low + high) // 2 + 1
-        instant = meter.known_at(middle * cost)
+        instant = meter.known_free_at(middle * cost)
         if instant is not None and instant <= until:
             low = middle
         else:

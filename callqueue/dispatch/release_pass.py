@@ -429,7 +429,7 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
         f"rule, passes, served, memo, {is_corrected}"
         f"{database.idle_timeout_sql(using, rule_rows.SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.placeholders(group)}) "
-        f"ORDER BY rule{database.skip_locked(using)}"
+        f"ORDER BY rule{database.skip_locked_sql(using)}"
     )
 
 

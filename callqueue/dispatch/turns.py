@@ -154,7 +154,7 @@ class KeysInTurn:
     def _block(self, turn: Turn, budget: Budget, value: str, cost: int = 1) -> None:
         """Let the key wait for so much room in the budget, or for an answer; note until when."""
         scope, meter = (budget.id, value), self.account.meter(budget, value)
-        instant = meter.known_at(cost)
+        instant = meter.known_free_at(cost)
         if budget.id in self.account.tallies:
             # by `latest` in `_give_and_wake_turns`, or each pass would wake it
             again_at = min(
@@ -169,7 +169,7 @@ class KeysInTurn:
                 self.now + ready_calls.ANSWERED,
             )
         else:
-            again_at = meter.review_at(instant)
+            again_at = meter.when_to_review(instant)
             self._blocked[turn.pk] = (ready_calls.blocked_on_room(scope), again_at)
 
     def _block_kept_back(self, made: Plan) -> None:

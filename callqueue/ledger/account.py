@@ -1,7 +1,7 @@
 """The account: what each budget of a group of rules is charged with. Releases go by it alone.
 
-An attempt is charged in full from its release until its answer, or until a worker has told when it
-was sent. Then it ages from the latest instant at which the provider can have counted it.
+A release is charged in full until it is recorded or, by some limits (`_ages_once_told`), told to be
+sent. Then it ages from the latest instant at which the provider can have counted it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Aged:
-    """An attempt that ages: answered, or known to be sent."""
+    """An attempt that ages: recorded, or known to be sent."""
 
     rule: str
     key: str
@@ -208,10 +208,10 @@ class Account:
         return self.book.group_budgets(self.rules)
 
     def meter(self, budget: Budget, value: str = "") -> Meter:
-        """The one meter of this scope, from which the plan takes."""
+        """The one meter of this scope, from which the plan takes; of a tallied key, once read."""
         scope = (budget.id, value)
         if scope not in self._meters:
-            self._meters[scope] = self.new_meter(budget, value)
+            self._meters[scope] = self._new_meter(budget, value)
         return self._meters[scope]
 
     def read_keys(self, keys: Iterable[str]) -> None:
@@ -250,7 +250,7 @@ class Account:
         return usage
 
     def answered_scopes(self) -> list[Scope]:
-        """The scopes of untallied budgets per key in which attempts age, or ended lately."""
+        """The scopes of untallied budgets per key in which attempts age or, as read now, ended."""
         keyed = [b for b in self.budgets if b.limit.is_keyed and b.id not in self.tallies]
         ids = {budget.id for budget in keyed}
         found = {scope for scope in self.aged if scope[0] in ids}
@@ -261,7 +261,7 @@ class Account:
         return sorted(found)
 
     def read(self, *, has_corrections: bool = False) -> None:
-        """Read the charges: changes of tallies, all that is open, what ages in other budgets."""
+        """Read tallies, corrected if asked (a write), what is open, what ages in other budgets."""
         self.read_tallies(has_corrections)
         self._read_open()
         self._read_aged()
@@ -308,8 +308,8 @@ class Account:
     def read_values(self, budget: Budget, values: Sequence[str]) -> None:
         self.tallies[budget.id].load(values)
 
-    def new_meter(self, budget: Budget, value: str) -> Meter:
-        """A meter over what is charged before this account releases anything."""
+    def _new_meter(self, budget: Budget, value: str) -> Meter:
+        """A meter over what is charged; one of a tally shares what others over it have taken."""
         if budget.id in self.tallies:
             return self.tallies[budget.id].meter(value)
         if not self.is_counted and self._room:
@@ -333,7 +333,7 @@ class Account:
                 is_charged = (
                     rule in budget.rules if not place else formers[place - 1] in budget.former
                 )
-                if is_charged and not (is_told and _ages_unanswered(budget)):
+                if is_charged and not (is_told and _ages_once_told(budget)):
                     scope = budget.id, budget.value_of(key, queue)
                     each = None if cost is None else budget.charge_of(cost)
                     self.open[scope] += int(calls or 0) if each is None else each * count
@@ -356,7 +356,7 @@ class Account:
         self.untold_count += untold
         self.open_by_queue[queue] += count
         self.open_by_rule[rule] += count
-        if unbegun is not None:
+        if unbegun is not None:  # the oldest release of these that nobody has begun
             since = self.unbegun_since.get(rule, self.now)
             self.unbegun_since[rule] = min(since, instant_us(unbegun))
 
@@ -369,7 +369,7 @@ class Account:
         told = [
             b.limit.jitter_us + (BELATED if b.limit.is_keyed else 0)
             for b in fine
-            if _ages_unanswered(b)
+            if _ages_once_told(b)
         ]
         by_rule = _budgets_by_rule(fine)
         for found in aged_since(
@@ -403,7 +403,7 @@ class Account:
 
     def _charge_aged(self, attempt: Aged, budgets: Sequence[Budget]) -> None:
         for budget in budgets:
-            if attempt.finished_at is None and not _ages_unanswered(budget):
+            if attempt.finished_at is None and not _ages_once_told(budget):
                 continue
             if not budget.counts(attempt.rule, attempt.released_at):
                 continue
@@ -418,16 +418,11 @@ def read(
     now: Us,
     memo: Memo | None = None,
     *,
-    until: Us | None = None,
-    has_corrections: bool = False,
     is_whole: bool = False,
 ) -> Account:
-    """The account of a group of rules at `now`, in as many statements whatever the backlog.
-    `has_corrections`: tell the tallies what attempts cost after all, under the rules' lock.
-    """
-    until = now if until is None else until
-    account = Account(using, book, tuple(rules), now, until, memo or Memo(), is_whole)
-    account.read(has_corrections=has_corrections)
+    """The account of a group of rules at `now`, in as many statements whatever the backlog."""
+    account = Account(using, book, tuple(rules), now, now, memo or Memo(), is_whole)
+    account.read()
     return account
 
 
@@ -444,10 +439,10 @@ def save(account: Account) -> None:
 def _budgets_by_rule(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
     found: dict[str, list[Budget]] = defaultdict(list)
     for budget in budgets:
-        for rule in set(budget.charging_rules):
+        for rule in set(budget.charging_rules):  # former ones, too
             found[rule].append(budget)
     return found
 
 
-def _ages_unanswered(budget: Budget) -> bool:
+def _ages_once_told(budget: Budget) -> bool:
     return budget.limit.ages_unanswered and not is_tallied(budget.limit)

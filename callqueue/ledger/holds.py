@@ -1,5 +1,5 @@
 """Holds: what keeps a scope of a rule from being released, whatever its limits say. Each change is
-one transaction: no pass sees half of it. To lay one voids known room, so it acts within a pass.
+one transaction, after passes under way: none sees half of it. To lay one voids known room.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class InForce:
 
     @property
     def end(self) -> float:
-        """When it ends, in seconds since 1970; infinite where it does not by itself."""
+        """When it ends, seconds since 1970 of ledger time; infinite if not by itself."""
         return float("inf") if self.until is None else self.until.timestamp()
 
     def is_on_key(self, key: str) -> bool:
@@ -47,7 +47,7 @@ class Held:
     def blocking_hold(
         self, rule: str, key: str | None = None, queue: str | None = None
     ) -> InForce | None:
-        """The hold on such a call; without key and queue, the hold on the whole rule."""
+        """The first laid hold on such a call; without key and queue, that on the whole rule."""
         for hold in self.by_rule.get(rule, ()):
             if hold.per == "rule":
                 return hold
@@ -58,6 +58,7 @@ class Held:
         return None
 
     def rules_taking_turns(self, book: Book, rules: Iterable[str]) -> list[str]:
+        """Those of these rules with a limit or a hold per key: their keys take turns."""
         return [
             rule
             for rule in rules
@@ -98,8 +99,8 @@ def lay(
     extend: bool = True,
     replace: bool = False,
 ) -> bool:
-    """Hold a scope of these rules; `lasts=None`: until it is lifted. True: the source did not hold
-    it before for some of them; these are announced. A hold in force gets longer only;
+    """Hold a scope of these rules; `lasts=None`: until it is lifted. Whether, for some, its source
+    did not before, or `replace`: these are announced. A hold in force gets longer only;
     `extend=False`: it stays as it is; `replace=True`: it is as if laid now, or shorter, keys wake.
     """
     scope = {"per": per, "value": value, "source": source}
@@ -124,6 +125,7 @@ def lay(
 def _announce(
     rules: Sequence[str], scope: Mapping[str, str], until: datetime | None, reason: str
 ) -> None:
+    """Log the holds and tell receivers, by a message; `until`: wall time, None: until lifted."""
     event = "rule_paused" if scope["source"] == tables.Hold.Source.OPERATOR else "rule_held"
     for rule in rules:
         facts = {"rule": rule, "per": scope["per"], "value": scope["value"], "until": until}
@@ -143,7 +145,7 @@ def _lay_one(
     extend: bool,
     replace: bool,
 ) -> bool:
-    """Lay or lengthen one hold; whether the source did not hold the scope before."""
+    """Lay or lengthen one hold; whether its source did not hold the scope before, or `replace`."""
     # No shorter, in the updates themselves: not all who write holds have the rule's lock.
     stored = tables.holds(using)
     fresh = {"until": until, "reason": reason, "began_at": now}
@@ -185,7 +187,7 @@ def lift(
     *,
     but_sources: Sequence[str] = (),
 ) -> int:
-    """Lift a rule's holds, or a key's, but for some sources'; wake its keys; how many held."""
+    """Lift a rule's holds, or a key's, but for some sources'; wake keys, tell; how many held."""
     stored = _holds_to_lift(using, rule, key, but_sources)
 
     def work() -> int:

@@ -43,6 +43,8 @@ RETRIES = 1000  # that wait for their backoff and are brought back with the cloc
 
 
 class LedgerNow(ClockNow):
+    """Ledger time when the statement begins, as SQL."""
+
     def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         sql, params = super().as_postgresql(compiler, connection, **extra)
         return f"({sql} - {_moved_or_0_sql(connection.alias)} * INTERVAL '1 microsecond')", params
@@ -153,8 +155,8 @@ def _has_waited(using: str, reading: Reading) -> bool:
 
 
 def set_back(using: str, reading: Reading, by_us: int) -> Reading:
-    """Set ledger time back, and by a microsecond more: no two moves make up for each other unseen.
-    The reading as it is then. With the rows of LedgerState locked.
+    """Set ledger time back (below 0: forward) and a microsecond more: no two moves make up for each
+    other unseen. The reading as it is then. With the rows of LedgerState locked.
     """
     by_us += 1
     tables.ledger_state(using).filter(pk=ROW).update(moved=F("moved") + by_us)
@@ -197,12 +199,12 @@ class Watch:
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
-        """Read the clock, and follow a jump; by how many µs it was off. Not in a transaction."""
+        """Read the clock, follow a jump; how many µs early (below 0: late). In no transaction."""
         with self._looking:
             reading = read(self.using)
-            self._doubt(reading)
-            off = self._off(reading)
-            followed = self._follow() if off else reading
+            self._be_new_if_doubtful(reading)
+            off = self._us_early(reading)
+            followed = self._follow_jump() if off else reading
             with self._keeping:
                 self._suspicious = followed is None
                 if followed is not None:
@@ -211,7 +213,7 @@ class Watch:
 
     def settle(self) -> None:
         """Look until this process is old enough to know what a jump is, then agree. Gives up after
-        20 looks. In a transaction nothing is moved: there it leaves others the time to.
+        20 looks. In a transaction it only leaves others time, if it has no reading.
         """
         if database.in_transaction(self.using):
             if self.last is None:
@@ -231,7 +233,7 @@ class Watch:
         """
         with self._keeping:
             last = self.last
-            if self._off(reading) or self._doubt(reading):
+            if self._us_early(reading) or self._be_new_if_doubtful(reading):
                 self._suspicious = True
                 return None
             self._keep(reading)
@@ -242,7 +244,7 @@ class Watch:
         what was written before may be by a wrong time. A jump is left for a look.
         """
         with self._keeping:
-            last, jumped = self.last, self._off(reading) != 0
+            last, jumped = self.last, self._us_early(reading) != 0
             self._suspicious |= jumped
             is_next = last is not None and reading.after - last.before <= clocks.FRESH
             if self.steady_from is None or jumped or not is_next:
@@ -305,10 +307,10 @@ class Watch:
         return age <= SETTLED or last.agreements != reading.agreements
 
     @property
-    def _is_doubtful(self) -> bool:
+    def _is_doubtful(self) -> bool:  # what it read last is from before it was new
         return self.last is not None and self.since is not None and self.last.after < self.since
 
-    def _off(self, reading: Reading) -> int:
+    def _us_early(self, reading: Reading) -> int:
         """By how many microseconds ledger time is early; below 0: late; 0: it goes on as it did."""
         if (last := self.last) is None:
             return 0
@@ -321,8 +323,8 @@ class Watch:
             off = max(off, reading.at - reading.agreed_at) if is_late_no_more else off
         return off
 
-    def _follow(self) -> Reading | None:
-        """Have ledger time go on as it did, or take over what others say. None: left to them."""
+    def _follow_jump(self) -> Reading | None:
+        """Have ledger time go on as it did (mends, tells), or as others say. None: left to them."""
         # The lock keeps off all who write an instant that is counted, but for passes. Those write
         # by no wrong time, and one that is frozen would keep back everybody.
         with database.writing(self.using):
@@ -330,7 +332,7 @@ class Watch:
             ensure_rows(self.using)
             list(database.locked(tables.ledger_state(self.using).order_by("pk"), wait=True))
             reading, last = read(self.using), self.last
-            off = self._off(reading)
+            off = self._us_early(reading)
             if not off or last is None:
                 return reading
             is_new = self._is_new(off, last, reading)
@@ -380,33 +382,34 @@ class Watch:
         self.since, self._agreements_then = reading.after, reading.agreements
 
     def _keep(self, reading: Reading) -> Reading:
+        """Make it the last reading, as narrow as those before allow; it may make this one new."""
         if self.last is not None and self.last.moved != reading.moved:
             self.narrowed = ClockEstimate()  # those before may be by a wrong time
-        self._doubt(reading)
+        self._be_new_if_doubtful(reading)
         self.last = self.narrowed.add(reading)
         if self.since is None:
             self._be_new(reading)
         return self.last
 
-    def _doubt(self, reading: Reading) -> bool:
-        """Whether it is new from now on, and leaves jumps to others: drift may hide one by now, or
-        what it read while it was new, before others moved the ledger, was in nobody's time.
+    def _be_new_if_doubtful(self, reading: Reading) -> bool:
+        """Be new from now on, and leave jumps to others, if drift may hide one by now, or what it
+        read while it was new, before others moved the ledger, was in nobody's time; whether it is.
         """
         last, since = self.last, self.since
         if last is None or since is None or self._is_doubtful:
             return False
         is_old = reading.after - last.before > OLD and last.is_off(reading)
         was_new = last.before - since <= SETTLED and last.moved != reading.moved
-        if is_old or (was_new and not self._off(reading)):
+        if is_old or (was_new and not self._us_early(reading)):
             self._be_new(reading)
             return True
         return False
 
 
-def check(using: str, reading: Reading) -> None:
-    """Raise Jumped where the clock has jumped until this reading, or this process is too young to
-    know, or nobody has agreed; but not within another transaction. Whoever writes an instant that
-    counts asks this: what the young wrote after a clock was set back would be too early for ever.
+def check_for_jump(using: str, reading: Reading) -> None:
+    """Raise Jumped where the clock has jumped until this reading (else kept), or this process is
+    too young to know, or nobody has agreed; but not within another transaction. Whoever writes what
+    counts asks this: what the young wrote after a clock was set back would be early for ever.
     """
     found = watch(using)
     is_known = found.credited(reading) is not None and not found.settles_in()
@@ -449,13 +452,12 @@ class Jump:
 
 
 def mend(using: str, jump: Jump, reading: Reading) -> None:
-    """Mend what was written by the wrong time. With the rows of LedgerState locked; `reading` is in
-    the right time. The same few statements, however much the ledger counts.
+    """Mend what was written by the wrong time, calls' deadlines too. With the rows of LedgerState
+    locked; `reading` is in the right time. A few statements, however much the ledger counts.
 
-    Releases, ends and holds are right: who writes them asks `check` first, or is a pass
-    (`Watch.credited`). Begins and signs of life are wrong where they say that they are of between
-    the last good reading and now, off by the jump. What was truly written then gets no shorter
-    lease.
+    Releases, ends and holds are right: who writes them asks `check_for_jump` first, or is a pass
+    (`Watch.credited`). Begins and signs of life are wrong where they say they are of between the
+    last good reading and now, off by the jump. What truly is of then gets no shorter lease.
     """
     now, off = from_us(reading.at), timedelta(microseconds=jump.doubt - jump.by)
     first = from_us(
@@ -463,21 +465,22 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
     )
     last = from_us(reading.at + jump.by + jump.doubt)
 
-    def right(rows: Any, name: str, *others: str) -> None:
+    def put_right(rows: Any, name: str, *others: str) -> None:
+        # the instants of this name, where they are wrong, and others by as much
         then = When(**{f"{name}__lte": now - off}, then=F(name) + off)
         fixed = Case(then, default=Value(now), output_field=DateTimeField())
         wrong = rows.filter(**{f"{name}__gt": first, f"{name}__lte": last})
         _update_if_any(wrong, {name: fixed, **{other: F(other) + off for other in others}})
 
-    right(tables.attempts(using).open(), "started_at", "lease_until")
+    put_right(tables.attempts(using).open(), "started_at", "lease_until")
     # Ledger time may be late by what readings erred: what ended just now would count for longer.
     late = now + timedelta(microseconds=jump.doubt + clocks.TOLERANCE)
     _update_if_any(_ended_after(using, now).filter(finished_at__lte=late), _as_ended_at(now))
-    right(tables.dispensers(using), "seen_at")
-    right(tables.opinions(using), "seen_at")
-    right(tables.opinions(using), "lapsed_at")
+    put_right(tables.dispensers(using), "seen_at")
+    put_right(tables.opinions(using), "seen_at")
+    put_right(tables.opinions(using), "lapsed_at")
     if jump.by < 0:
-        _bring_back(using, jump, reading)
+        _bring_deadlines_back(using, jump, reading)
 
 
 def _mend_what_is_ahead(using: str, last: Reading) -> None:
@@ -534,7 +537,7 @@ def _ahead_by(name: str) -> Any:
     return ExpressionWrapper(F(name) - LedgerNow(), DurationField())
 
 
-def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
+def _bring_deadlines_back(using: str, jump: Jump, reading: Reading) -> None:
     """Bring backoffs and permits' deadlines back, the first RETRIES of each, so that they get no
     longer; those that were over unseen, too. Appointments stay, and locked calls.
     """

@@ -166,7 +166,7 @@ class KnownRoom:
 
 
 def promises_more(kept: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
-    """Whether what is kept as known would let more go than something else does."""
+    """Whether known room, as dumped, has more free of any budget than another (none: 0) has."""
     free = than.get("free", {})
     return any(left > free.get(name, 0) for name, left in kept.get("free", {}).items())
 

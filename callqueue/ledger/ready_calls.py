@@ -61,7 +61,7 @@ class Candidate:
         return self.method == states.PERMIT
 
 
-def promote(using: str, limit: int = PROMOTED) -> int:
+def promote_due(using: str, limit: int = PROMOTED) -> int:
     """Make due calls ready that nobody has locked, and give news of their keys; how many."""
     rows = (
         tables.calls(using)
@@ -78,8 +78,8 @@ def promote(using: str, limit: int = PROMOTED) -> int:
 
 
 def next_due_in(using: str, after: datetime | None = None) -> float:
-    """Seconds until the next call becomes due, by the database's clock; a day where there is none.
-    Without what was due by `after`: if a promotion has not made it ready, somebody has it locked.
+    """Seconds until the next call becomes due (below 0: since), by the database's clock; a day if
+    none. Without what was due by `after`: a promotion passed it over, as somebody has it locked.
     """
     rows = (
         tables.calls(using)
@@ -178,8 +178,9 @@ def _may_go_sql(using: str, rule: str, wall: datetime) -> tuple[str, list[Any]]:
 def _lock_calls(using: str, where: str, params: list[Any]) -> list[Candidate]:
     columns = _candidate_columns(using)
     source = f"{tables.name(using, 'CallQueue')} c"
-    locking = database.skip_locked(using)
+    locking = database.skip_locked_sql(using)
     sql = f"SELECT {columns.sql} FROM {source} WHERE {where}{locking}"
+    # found by its id, one may be ready no more
     return [Candidate(*row) for *row, is_ready in columns.rows(sql, params) if is_ready]
 
 
@@ -202,7 +203,7 @@ def _candidate_columns(using: str) -> database.Columns:
 
 HOLD, LOCK = "hold", "lock"  # what a key may wait for, besides room in a limit and an answer
 TAKEN = 2000  # news of keys that one pass takes at most, and keys that are looked at for want of it
-Pair = tuple[str, int]  # a key and a priority
+KeyAtPriority = tuple[str, int]  # the other way round than `Turn.pair`
 FIRST = "", -TOP  # less than any
 AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in any case
 ANSWERED = 2 * SECOND  # after which one is looked at that waits for an answer
@@ -269,7 +270,7 @@ def wake_key(using: str, rule: str, priority: int, key: str) -> None:
     own.exclude(blocked_on="").update(blocked_on="")
 
 
-def give_missing_news(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
+def give_missing_news(using: str, rule: str, after: KeyAtPriority = FIRST) -> KeyAtPriority | None:
     """Give news of the next TAKEN keys past `after` with ready calls, where they have neither turn
     nor news; the last of them, None where there are no more.
     """

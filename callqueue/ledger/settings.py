@@ -74,7 +74,7 @@ class Party:
         return self.book
 
     def heartbeat(self) -> bool:
-        """Say that the opinion is held; whether to join anew: one lapsed, came, or is silent."""
+        """Say that the opinion is held; whether to join anew: for a change, or a silent one."""
         rule_rows.ensure(self.using, self.book.rules if self.book else ())
         now = ledger_time.now(self.using)
         mine = tables.opinions(self.using).filter(pk=self.digest, lapsed_at=None)
@@ -203,12 +203,12 @@ def disagreements(
 # --- changes
 
 
-def set_rate(using: str, limit: str, rate: str | None) -> None:
+def set_rate(using: str, settings_id: str, rate: str | None) -> None:
     """Give a limit a rate (None: its own); wait PATIENCE at most for passes by the old one."""
     with database.writing(using):
         before = _lock_stated(using)
-        rates = {name: old for name, old in before.rates.items() if name != limit}
-        rates |= {} if rate is None else {limit: rate}
+        rates = {name: old for name, old in before.rates.items() if name != settings_id}
+        rates |= {} if rate is None else {settings_id: rate}
         if rates != before.rates:
             _raise_version(using, before.version, ledger_time.now(using), rates=rates)
     states = tables.rule_states(using)
@@ -279,7 +279,7 @@ def _change_opinions(
     """Have opinions come and lapse, with what is stated locked; what is then. May raise Jumped."""
     now = from_us(reading.at)
     if gone := [digest for digest in gone if digest in before.opinions]:
-        ledger_time.check(using, reading)  # after a jump, the living seem to be silent
+        ledger_time.check_for_jump(using, reading)  # after a jump, the living seem to be silent
     if not comes and not gone and before.version:
         return before
     rows = tables.opinions(using)

@@ -140,7 +140,7 @@ class Tallies:
             self.correct(value, ended, charged, cost)
 
     def next_leave(self) -> Us:
-        """The earliest instant past `until` at which more may leave than is known now."""
+        """The earliest instant past `until` at which more may leave than is known. May read it."""
         if self._next_leave is None:
             recounted = self.kept.counted + self.limit.window_us // FORMER + 1
             found = recounted if self.kept.has_former else self.find_next_leave()
@@ -154,7 +154,7 @@ class Tallies:
 
     def save(self) -> None:
         if not self.limit.is_keyed:
-            return
+            return  # the memo has them: `as_kept`
         if self.is_anew:
             self._stored_rows().delete()
         else:
@@ -266,7 +266,7 @@ class CalendarTallies(Tallies):
 
 
 class _TalliedWindowMeter(Meter):
-    """A tallied window. Asks what has left only when little is free."""
+    """A tallied window. Reads what has left only when little is free; `used` has it until then."""
 
     def __init__(self, tallies: Tallies, value: str) -> None:
         self._tallies, self._value = tallies, value
@@ -279,10 +279,10 @@ class _TalliedWindowMeter(Meter):
         return self._n + self._excess(0)
 
     def free_at(self, cost: int) -> Us | None:
-        instant = self.known_at(cost)
+        instant = self.known_free_at(cost)
         return self._tallies.next_leave() if instant is None else instant
 
-    def known_at(self, cost: int) -> Us | None:
+    def known_free_at(self, cost: int) -> Us | None:
         """When the cost fits; None where it fits only after more has left than is known."""
         excess = self._excess(cost)
         if excess > 0:
@@ -376,10 +376,10 @@ class _TalliedBucketMeter(Meter):
         return self._meter.free
 
     def free_at(self, cost: int) -> Us | None:
-        instant = self.known_at(cost)
+        instant = self.known_free_at(cost)
         return self._tallies.next_leave() if instant is None else instant
 
-    def known_at(self, cost: int) -> Us | None:
+    def known_free_at(self, cost: int) -> Us | None:
         """When the cost fits; None where it waits for what is open."""
         return self._meter.free_at(cost)
 
@@ -440,9 +440,8 @@ def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
 
 def apply_corrections(using: str, group: Sequence[str], tallies: Collection[Tallies]) -> None:
     """Tell the tallies what attempts of these rules cost after all, and take the marks from their
-    rows, also where there are no tallies. Two statements for CORRECTIONS of them; all of them, for
-    the next release must not be decided by less than is known; and after recounts, which count what
-    is still to be corrected as it was charged.
+    rows, also where there are no tallies. Of all, as no release may go by less than is known: two
+    statements for CORRECTIONS. After recounts, which count these as they were charged.
     """
     while corrections := tally_rows.take_next_corrections(using, group):
         for one in tallies:

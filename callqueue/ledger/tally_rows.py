@@ -30,7 +30,7 @@ Stored = tuple[str, int, Us, int]  # a tally's row: value, used, full_at, pk
 
 @dataclass
 class Tally:
-    used: int = 0
+    used: int = 0  # what is charged; of a bucket, what has not gone into `full_at`
     full_at: Us = Us(0)  # when the bucket would be full again, open charges apart
     pk: int | None = None
     is_changed: bool = False
@@ -46,7 +46,7 @@ class Kept:
 
     print: str  # of the budget
     left: Us  # attempts that ended by then have been taken away
-    counted: Us
+    counted: Us  # when they were counted anew
     has_former: bool = False  # attempts of former rules are among them
     values: dict[str, int] = field(default_factory=dict)  # the tallies, of a budget not per key
 
@@ -227,7 +227,7 @@ def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
         f"SELECT id, settled, rule, {key}, queue, cost, charged, finished_at, outcome "
         f"FROM {attempts_table(using)} WHERE correction_pending "
         f"AND rule IN ({placeholders(group)}) "
-        f"ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked(using)}",
+        f"ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked_sql(using)}",
         list(group),
     )
     corrections = [

@@ -77,15 +77,15 @@ def transaction(
             else:
                 free, reading = lock_calls_to_end(using, calls, lazily=lazily)
                 locked = Locked(reading, free)
-            ledger_time.check(using, locked.reading)
+            ledger_time.check_for_jump(using, locked.reading)
             return work(locked)
 
     return again_after_jump(using, once)
 
 
 def again_after_jump(using: str, once: Callable[[], T]) -> T:
-    """Do `once`, a transaction that asks `ledger_time.check`; again after a jump or a deadlock.
-    OperationalError where the clock jumps LOOKS times.
+    """Do `once`, a transaction that asks `ledger_time.check_for_jump`; again after a jump or a
+    deadlock. OperationalError where the clock jumps LOOKS times.
     """
     for _ in range(LOOKS):
         try:
@@ -149,7 +149,7 @@ def lock_calls_to_end(
         "CASE WHEN due_at_dt > dispatched_at_dt THEN due_at_dt END, "
         f"{ledger_time.reading_sql(using, held=True)}{more} "
         f"FROM {tables.name(using, 'CallQueue')} WHERE id IN ({database.listed(pks)}) "
-        f"ORDER BY id{database.skip_locked(using)}",
+        f"ORDER BY id{database.skip_locked_sql(using)}",
     )
     if found:
         shown = found[0][5 : 5 + len(ledger_time.READS)]

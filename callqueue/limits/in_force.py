@@ -45,7 +45,7 @@ class Stated:
         """What is in force for a process of these settings: its own limits, and all opinions'.
         A limit counts every rule that any of them counts in it, and where they differ in it, all
         must admit a call. Of one version, every process that has stated its opinion finds the same;
-        one that has not finds the version OF_NOBODY.
+        one that has not, where others have, finds the version OF_NOBODY.
         """
         mine = opinion_of(own)
         digest = digest_of(mine)
@@ -118,14 +118,17 @@ class _Union:
         }
         for opinion in opinions:
             for rule, index, data in each_limit(opinion):
-                self._join(settings_id_of(rule, index, data), rule, data, stated)
+                self._add_limit(settings_id_of(rule, index, data), rule, data, stated)
 
-    def _join(self, settings_id: str, rule: str, data: Mapping[str, Any], stated: Stated) -> None:
+    def _add_limit(
+        self, settings_id: str, rule: str, data: Mapping[str, Any], stated: Stated
+    ) -> None:
+        """Add a rule's limit, at the rate in force: a variant, or none if it is unreadable."""
         self.ids[rule][settings_id] = None
         if settings_id not in self.limits:
             former = stated.former_rules(settings_id) if data.get("name") else {}
             self.limits[settings_id] = _Joint(former)
-        joint, limit = self.limits[settings_id], from_data(data)
+        joint, limit = self.limits[settings_id], limit_from_data(data)
         joint.rules.add(rule)
         if limit is None:
             joint.is_unreadable = True
@@ -205,7 +208,7 @@ def as_data(limit: Limit) -> dict[str, Any]:
     }
 
 
-def from_data(data: Mapping[str, Any]) -> Limit | None:
+def limit_from_data(data: Mapping[str, Any]) -> Limit | None:
     """The limit; None where another version of callqueue wrote what this one does not know."""
     try:
         return KINDS[data["kind"]](

@@ -181,7 +181,7 @@ def _limit_look(
         free=free,
         value="" if is_summed else fullest,
         in_flight=(sum if is_summed else max)(in_flight or [0]),
-        opens_at=None if free else emptiest.known_at(1),
+        opens_at=None if free else emptiest.known_free_at(1),
         meter=meter,
         emptiest=emptiest,
     )

@@ -20,7 +20,7 @@ UNUSUAL = models.Q(outcome__in=states.FAULTY) | models.Q(response_status__gte=st
 
 
 class CallAttempt(Table):
-    """One try at a call: a row of the ledger. Charged from its release to its end, then it ages."""
+    """One try at a call: a row of the ledger. Charged from its release until it has aged."""
 
     class Outcome(models.TextChoices):
         OPEN = states.OPEN, _("open")
@@ -46,7 +46,9 @@ class CallAttempt(Table):
     cost = models.JSONField(_("cost"), default=one_call)
     calls = models.PositiveIntegerField(_("cost in calls"), default=1, editable=False)
     released_at = models.DateTimeField(_("released"))
+    # Not before this; NULL: at once.
     send_at = models.DateTimeField(_("to be sent at"), null=True, blank=True)
+    # Until when it is to be begun; and once it is, until when its end is to be recorded.
     lease_until = models.DateTimeField(_("lease until"), null=True, blank=True)
     started_at = models.DateTimeField(_("begun"), null=True, blank=True)
     sent_at = models.DateTimeField(_("sent"), null=True, blank=True)
@@ -63,6 +65,7 @@ class CallAttempt(Table):
     )
     response_size = models.PositiveIntegerField(_("response size"), null=True, blank=True)
     error_message = ToldTextField(_("error"), blank=True, default="")
+    # The process that began it: a worker's, or one that `states.OF_PERMITS` marks.
     worker = models.CharField(_("worker"), max_length=100, blank=True, default="")
     # What it was charged at its release, where it costs something else after all; pending until the
     # tallies know.
@@ -121,7 +124,7 @@ class BelatedEnding(models.Model):
     attempt_id = models.BigIntegerField(primary_key=True)
     call_id = models.BigIntegerField()
     number = models.PositiveIntegerField()
-    columns = models.JSONField()
+    columns = models.JSONField()  # of the call: their values, by name
 
     class Meta:
         default_permissions = ()

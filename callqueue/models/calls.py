@@ -53,6 +53,7 @@ class CallQueue(Table):
     cost = models.JSONField(_("cost"), default=one_call)
     created_dt = models.DateTimeField(_("created"), db_default=ClockNow(), editable=False)
     due_at_dt = models.DateTimeField(_("due"), db_default=ClockNow())
+    # It is not to be begun after this; of a permit renewed while its process waits.
     expires_at_dt = models.DateTimeField(_("expires"), null=True, blank=True)
     dispatched_at_dt = models.DateTimeField(_("dispatched"), null=True, blank=True, editable=False)
     finished_at_dt = models.DateTimeField(_("finished"), null=True, blank=True, editable=False)

@@ -16,7 +16,10 @@ class RuleState(models.Model):
 
     rule = models.CharField(max_length=100, primary_key=True)
     passes = models.BigIntegerField(default=0, editable=False)
+    # The number of its last release among those of its group, which go up: a turn, no instant.
     served = models.BigIntegerField(default=0, editable=False)
+    # Which group had the last pass, and how many holds were laid; of a group's first rule, by name,
+    # also what the next pass of the group goes by (`ledger.memo`).
     memo = models.JSONField(default=dict, editable=False)
     # Until when the rule's UNKNOWN calls are one worker's to ask its reconcile hook of.
     reconciling_until = models.DateTimeField(null=True, editable=False)
@@ -84,8 +87,8 @@ class Tally(models.Model):
     id = models.BigAutoField(primary_key=True)
     budget = models.CharField(max_length=150)
     value = models.CharField(max_length=255)
-    used = models.BigIntegerField(default=0)
-    # of a token bucket: when it would be full again, in microseconds
+    used = models.BigIntegerField(default=0)  # of a token bucket: what has not gone into full_at
+    # of a token bucket: when it would be full again, in microseconds of ledger time
     full_at = models.BigIntegerField(default=0)
 
     class Meta:
@@ -100,15 +103,14 @@ class Tally(models.Model):
 
 class KeyTurn(Table):
     """A key that has calls ready at some priority of a rule, and its turn: lowest `served` first.
-    While `blocked_on` says what it waits for, no pass looks at it until that is free, or
-    `blocked_until`.
+    No pass looks at it until what it is `blocked_on` ("": nothing) is free, or `blocked_until`.
     """
 
     id = models.BigAutoField(primary_key=True)
     rule = models.CharField(max_length=100)
     priority = models.SmallIntegerField()
     key = models.CharField(max_length=255, blank=True)
-    served = models.BigIntegerField(default=0)
+    served = models.BigIntegerField(default=0)  # microseconds of ledger time, or just after
     blocked_on = models.CharField(max_length=32, blank=True, default="")
     blocked_until = models.BigIntegerField(default=0)  # microseconds of ledger time
 
@@ -167,6 +169,7 @@ class Hold(models.Model):
     )
     reason = ToldTextField(_("reason"), blank=True, default="")
     began_at = models.DateTimeField(_("since"), db_default=ClockNow())
+    # By ledger time.
     until = models.DateTimeField(
         _("until"), null=True, blank=True, help_text=_("empty: until it is resumed")
     )

@@ -20,7 +20,7 @@ from callqueue.maintenance import breaker
 from callqueue.outcome import HoldUntil
 from callqueue.permits.apart import is_in_callers_transaction, write_apart
 from callqueue.sending import validation
-from callqueue.texts import reason, storable
+from callqueue.texts import storable, worded_reason
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result
 
 PATIENCE = 10.0  # seconds for which the end of a permit waits for a database that is away
@@ -62,7 +62,7 @@ class Permit:
         is_seconds = isinstance(until, int | float) and not isinstance(until, bool) and until >= 0
         if not (is_instant or is_seconds):
             raise ValueError("hold: seconds, 0 or more, or an aware datetime")
-        said = storable(reason(why))[:LONGEST_MESSAGE]
+        said = storable(worded_reason(why))[:LONGEST_MESSAGE]
         self._why = said or "throttled"
         verdict = HoldUntil(until, said, scope=scope)
         result = judging.result_of_value(self.job, verdict)

@@ -151,7 +151,7 @@ class Waiter:
         reading = ledger_time.watch(self.using).last
         shown = self.due_at
         if reading is not None:
-            shown = from_us(reading.latest_at(clocks.monotonic()) + reading.moved)
+            shown = from_us(reading.latest_ledger_time_at(clocks.monotonic()) + reading.moved)
         seen = self._read_row(self.pk, self.due_at, shown)
         if seen is None or seen.status == states.EXPIRED:  # it was taken for dead: it waits again
             self._leave_line()

@@ -61,7 +61,7 @@ class Job:
 
     def ledger_time_at(self, instant: Mono) -> datetime:
         """The latest that ledger time can have been at this monotonic instant."""
-        return from_us(self.clock.latest_at(instant))
+        return from_us(self.clock.latest_ledger_time_at(instant))
 
     def slot_opens_at(self) -> Mono | None:
         """The monotonic instant at which its slot has certainly opened; None without a slot."""

@@ -145,7 +145,7 @@ def by_promotion(key: str) -> None:
     with transaction.atomic():
         call = send("r", key=key, not_before=database.clock("default") + timedelta(days=1))
         CallQueue.objects.filter(pk=call.pk).update(due_at_dt=database.ClockNow())
-    ready_calls.promote("default")
+    ready_calls.promote_due("default")
 
 
 def by_requeue(key: str) -> None:

@@ -111,7 +111,7 @@ def test_a_worker_that_does_not_know_a_rule_leaves_its_calls_to_others(
 
     newer.leave()
     CallQueue.objects.filter(pk=call.pk).update(due_at_dt=database.clock("default"))
-    ready_calls.promote("default")
+    ready_calls.promote_due("default")
     rules(**NEW)
     assert release() == [call]
     rules(**OLD)

@@ -117,7 +117,7 @@ _BY_REASON = {
         "ledger/account.py Account._read_open: True -> False",
     ],
     "Who makes the row has it locked.": [
-        "ledger/ledger_time.py Watch._follow: ensure_rows(self.using) list(database.locked(tables.ledger_state(self.using).order_by(\"pk\"), wait=True)) -> list(database.locked(tables.ledger_state(self.using).order_by('pk'), wait=True)) ensure_rows(self.using)",
+        "ledger/ledger_time.py Watch._follow_jump: ensure_rows(self.using) list(database.locked(tables.ledger_state(self.using).order_by(\"pk\"), wait=True)) -> list(database.locked(tables.ledger_state(self.using).order_by('pk'), wait=True)) ensure_rows(self.using)",
     ],
     "Whatever is greater will do.": [
         "execution/connection.py SecureConnection._has_unread: 1 -> 2",

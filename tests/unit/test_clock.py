@@ -57,7 +57,7 @@ def test_an_instant_is_never_taken_for_earlier_than_it_may_be(
     reading = Reading(round((5100 + share * round_trip) * 1_000_000), 100.0, 100.0 + round_trip)
     mono = 100.0 + round_trip + later
     truth = round((5000 + mono) * 1_000_000)
-    assert reading.latest_at(mono) >= truth - 2
+    assert reading.latest_ledger_time_at(mono) >= truth - 2
     assert reading.monotonic_at(truth) >= mono - 2e-6
 
 

@@ -14,11 +14,11 @@ from callqueue.texts import (
     codec_of,
     decoded,
     in_one_line,
-    reason,
     storable,
     storable_json,
     suggest,
     worded,
+    worded_reason,
 )
 
 anything = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\0"))
@@ -94,7 +94,7 @@ def test_anything_that_is_raised_has_words() -> None:
     assert (
         worded(Wordless())
         == in_one_line(ValueError("Wordless"))
-        == reason(Wordless())
+        == worded_reason(Wordless())
         == "Wordless"
     )
     assert in_one_line(ValueError(" a\n\tb ")) == "a b"
@@ -102,7 +102,7 @@ def test_anything_that_is_raised_has_words() -> None:
         "ValueError",
         300,
     )
-    said = [reason(why) for why in ("no", None, 402, KeyError("x"))]
+    said = [worded_reason(why) for why in ("no", None, 402, KeyError("x"))]
     assert said == ["no", "", "402", "KeyError: 'x'"]
 
 

@@ -100,7 +100,7 @@ class Meter:
 
     @property
     def used(self) -> int:
-        """The cost of all that counts now."""
+        """The cost of all that counts now. A tally's meter may read the database."""
         raise NotImplementedError
 
     @property
@@ -109,15 +109,15 @@ class Meter:
 
     def free_at(self, cost: int) -> Us | None:
         """The earliest instant, from now on, at which `cost` fits, or when to ask again; None: not
-        before an answer. A tally's meter may read the database.
+        before an answer, if ever. A tally's meter may read the database.
         """
         raise NotImplementedError
 
-    def known_at(self, cost: int) -> Us | None:
+    def known_free_at(self, cost: int) -> Us | None:
         """As `free_at`, but None where that only says when to ask again."""
         return self.free_at(cost)
 
-    def review_at(self, instant: Us) -> Us:
+    def when_to_review(self, instant: Us) -> Us:
         """When to ask once more of a cost that fits at this instant, as far as is known now."""
         return instant
 
@@ -136,7 +136,7 @@ class Limit:
     strict: bool = field(default=False, kw_only=True)
     jitter: float | None = field(default=None, kw_only=True)
 
-    # Whether it counts what is in flight, from release to answer, and nothing that is answered.
+    # Whether it counts what is in flight, from release to record, and nothing that is recorded.
     counts_in_flight: ClassVar[bool] = False
     # Whether its windows begin by the calendar, so that all that one holds leaves at once.
     is_calendar: ClassVar[bool] = False
@@ -275,9 +275,9 @@ class Limit:
         """Seconds until a backlog of `amount` has passed, by estimate; None: latencies decide.
         `latency`: how long a call is charged before it ages, in seconds, 0 where it is not known.
         """
-        return 0.0 if amount <= meter.free else self.seconds_for(meter, amount, now, latency)
+        return 0.0 if amount <= meter.free else self.seconds_past_free(meter, amount, now, latency)
 
-    def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def seconds_past_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         """As `seconds_until_gone`, of an `amount` that is more than is free. Here every period room
         opens in the same order: what is free now first, then each as its charge leaves. What is
         open now is taken to have half of its time behind it.

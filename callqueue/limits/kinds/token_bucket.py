@@ -21,8 +21,7 @@ from callqueue.limits.kinds.base import (
 @with_known_fields
 @dataclass(frozen=True)
 class TokenBucket(RateLimit):
-    """A bucket of `burst` tokens that refills at `rate`; each unit of cost takes a token (RFC 2697
-    section 3).
+    """`burst` tokens, refilled at `rate`; each unit of cost takes a token (RFC 2697 section 3).
 
     Full use needs (burst - 1) / rate to be at least what passes until the ledger knows that a call
     was sent: some 0.2 s, or its answer where that comes sooner.
@@ -78,7 +77,7 @@ class TokenBucket(RateLimit):
             level, at = min(cap, level + self.n * (until - at)), until
         return level, at
 
-    def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def seconds_past_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         each = self.period_us / self.n / SECOND
         # the next token is there sooner than that, or later where some are owed
         at = meter.free_at(meter.free + 1)
@@ -96,7 +95,7 @@ class _BucketMeter(Meter):
     """Levels are tokens times the period, whole: a microsecond refills exactly n."""
 
     def __init__(self, limit: TokenBucket, usage: Usage, now: Us) -> None:
-        self._n, self._period, self._now = limit.n, limit.period_us, now
+        self._refill, self._period, self._now = limit.n, limit.period_us, now
         self._cap = limit.burst * limit.period_us
         self._level, self._at = limit.level_at(usage, now)
         self._open = usage.open
@@ -104,20 +103,20 @@ class _BucketMeter(Meter):
         self._forgets = usage.aged[0][0] + limit.window_us + 1 if usage.aged else None
 
     @property
-    def used(self) -> int:
+    def used(self) -> int:  # what is missing from the full bucket, rounded up, and what is open
         return -(-(self._cap - self._level) // self._period) + self._open
 
     @property
     def free(self) -> int:
         # What leaves last may do so only after now, and until then it fills.
-        level = self._level - self._n * max(0, self._at - self._now)
+        level = self._level - self._refill * max(0, self._at - self._now)
         return max(0, level // self._period - self._open)
 
     def free_at(self, cost: int) -> Us | None:
         wanted = (self._open + cost) * self._period
         if wanted > self._cap:
             return None
-        return max(self._now, self._at - (self._level - wanted) // self._n)
+        return max(self._now, self._at - (self._level - wanted) // self._refill)
 
-    def review_at(self, instant: Us) -> Us:
+    def when_to_review(self, instant: Us) -> Us:
         return instant if self._forgets is None else min(instant, Us(self._forgets))

@@ -71,7 +71,7 @@ class WindowMeter(Meter):
 @with_known_fields
 @dataclass(frozen=True)
 class Concurrency(Limit):
-    """At most n in flight: released and not yet answered."""
+    """At most n in flight: released and not recorded."""
 
     n: int
 
@@ -171,15 +171,15 @@ class FixedWindow(RateLimit):
         begin, end = self._window_by_wall(instant + self.moved)
         return begin - self.moved, end - self.moved
 
-    def _window_by_wall(self, instant: Us) -> tuple[Us, Us]:
+    def _window_by_wall(self, wall: Us) -> tuple[Us, Us]:
         zone = self.zone
-        day = datetime.fromtimestamp(instant // SECOND, zone).date()
+        day = datetime.fromtimestamp(wall // SECOND, zone).date()
         if self.period_us % DAY == 0:
             days = self.period_us // DAY
             first = (day.toordinal() - 1) // days * days + 1
             return _midnight(first, zone), _midnight(first + days, zone)
         midnight = _midnight(day.toordinal(), zone)
-        start = midnight + (instant - midnight) // self.period_us * self.period_us
+        start = midnight + (wall - midnight) // self.period_us * self.period_us
         return start, min(start + self.period_us, _midnight(day.toordinal() + 1, zone))
 
     def horizon(self, now: Us) -> Us:
@@ -188,7 +188,7 @@ class FixedWindow(RateLimit):
     def meter(self, usage: Usage, now: Us) -> Meter:
         return _CalendarMeter(self, usage, now)
 
-    def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def seconds_past_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         wanted = math.ceil((amount - meter.free) / self.n)
         first = instant = self.window(now)[1]
         counted = min(wanted, WINDOWS)
@@ -203,7 +203,7 @@ class FixedWindow(RateLimit):
         if amount <= meter.free:
             return 0.0, amount
         left = (amount - meter.free) % self.n
-        return self.seconds_for(meter, amount, now, latency), left or self.n
+        return self.seconds_past_free(meter, amount, now, latency), left or self.n
 
 
 class _CalendarMeter(Meter):
@@ -213,6 +213,7 @@ class _CalendarMeter(Meter):
         self._n, self._now, self._open = limit.n, now, usage.open
         self._jitter = limit.jitter_us
         start, end = limit.window(now - self._jitter)
+        # since when a window counts, and its first instant: this one, and the next two
         self._changes = [(now, start), (end + self._jitter, end)]
         after = limit.window(end)[1]
         self._changes.append((after + self._jitter, after))

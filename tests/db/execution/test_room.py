@@ -193,7 +193,7 @@ def test_without_descriptors_a_call_waits_again_as_it_did_before(
     attempt = CallAttempt.objects.get()
     with no_descriptors():
         executor.execute("default", [attempt.pk])
-    ready_calls.promote("default")
+    ready_calls.promote_due("default")
     attempt.refresh_from_db()
     call.refresh_from_db()
     assert (attempt.outcome, attempt.sent_at) == ("voided", None)

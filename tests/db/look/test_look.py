@@ -78,7 +78,7 @@ def test_the_fullest_key_is_found_behind_those_that_have_left(
 
 
 def figures(limit: LimitLook) -> Any:
-    return replace(limit, meter=None, emptiest=None), limit.meter.known_at(3)  # type: ignore[arg-type]
+    return replace(limit, meter=None, emptiest=None), limit.meter.known_free_at(3)  # type: ignore[arg-type]
 
 
 def test_rules_that_are_read_together_have_the_use_that_each_has_alone(

@@ -89,7 +89,7 @@ def test_what_fell_silent_ends_as_on_lost_says_and_is_charged_from_its_end(
     data = {"method": made, "params": {"url": "http://vendor.example/"}}
     call = send(method=sent) if sent else CallQueue.objects.create(call_data=data)
     CallQueue.objects.filter(pk=call.pk).update(call_data=data)
-    ready_calls.promote("default")
+    ready_calls.promote_due("default")
     attempt = begun(call)
     recovery.recover("default")
     assert status_of(call) == status

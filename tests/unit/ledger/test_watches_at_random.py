@@ -112,7 +112,7 @@ class World:
             yield rest if is_steady else self.pause(rest)
 
     def worker(self, lives: float) -> Process:
-        """It looks at no clock before it records: see `ledger_time.check`."""
+        """It looks at no clock before it records: see `ledger_time.check_for_jump`."""
         watch, ends = Watch("any"), self.time + lives
         watch.take_in(self.read(""))
         yield self.pause(0.001, 0.1, 0.5, 1, 3)

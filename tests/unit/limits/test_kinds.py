@@ -334,8 +334,8 @@ def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
         aged = [(at, rand.randint(1, 2)) for at in instants]
         usage = Usage(rand.randint(0, 5), aged, now - limit.window_us, 0)
         meter = limit.meter(usage, now)
-        assert not meter.free or meter.known_at(meter.free) == now
-        assert meter.known_at(meter.free + 1) != now
+        assert not meter.free or meter.known_free_at(meter.free) == now
+        assert meter.known_free_at(meter.free + 1) != now
         same = limit.meter_with(meter.free, now)
         assert (same.free, same.free_at(same.free + 1)) == (meter.free, None)
         assert not same.free or same.free_at(same.free) == now
