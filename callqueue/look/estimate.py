@@ -103,7 +103,9 @@ def place_of_slowest(gates: Sequence[Gate], calls: float, now: Us) -> int | None
     return alone.index(max(alone)) if any(alone) else None
 
 
-def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True) -> float:
+def seconds_charged(
+    limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True
+) -> float:
     """Seconds for which a call that takes `latency` from its release is charged before it ages; 0:
     nobody knows. `late`: sent so long after its slot; `is_told`: known to the ledger by then.
     """
