@@ -102,9 +102,7 @@ def restore_hold_ends_at(using: str, rule: str) -> datetime | None:
 
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
-    """Give one of the rule's limits another rate (None: the settings'), for all rules that share
-    it, until it is given another; the rate in force.
-    """
+    """Set a limit's rate (None: the settings'), for all rules that share it; the rate in force."""
     config = conf.current()
     config.rule(rule)  # else UnknownRule
     budgets = {budget.id: budget for budget in config.book.budgets[rule]}
