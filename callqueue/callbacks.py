@@ -246,7 +246,7 @@ def _tell_backend(using: str, call_ids: Sequence[int], tell_results: TellResults
 
 
 def _send_callback(task: str, args: tuple[Any, ...]) -> bool:
-    """Send a callback; whether the broker took it, or it ran here. Else it is tried again."""
+    """Send a callback; whether the broker took it, or it ran here. Else tell: it is tried again."""
     if broker.is_in_this_process():
         try:
             broker.run_by_name(current_app, task, args, seconds=RUNNING)

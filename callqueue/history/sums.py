@@ -262,7 +262,7 @@ def _read_by_rule(stored: Any) -> dict[str, Sums]:
 
 
 def read_recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
-    """These rules' last quarter of an hour and hour, without buckets. `now` in seconds."""
+    """These rules' last quarter of an hour and hour, without buckets. `now`: ledger seconds."""
     found = {rule: Recent() for rule in rules}
     minute = now // MINUTE_S * MINUTE_S
     lately = (f"CASE WHEN start >= {minute - QUARTER_S} THEN {name} ELSE 0 END" for name in COUNTS)

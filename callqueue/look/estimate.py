@@ -62,7 +62,7 @@ class Gate:
         return not self.limit.ages_unanswered or self.limit.keeps_level
 
     def last_period(self, amount: float, now: Us) -> tuple[float, float]:
-        """When the last period of it begins, in seconds, and the share that is left for it."""
+        """In how many seconds the last period for `amount` begins; the share left for that."""
         if not amount:
             return 0.0, 0.0
         start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)

@@ -275,7 +275,7 @@ def _shown_holds_sql(using: str, values: Sequence[str]) -> str:
 
 
 def _holds_on_keys_sql(using: str, pers: Sequence[str]) -> tuple[str, list[Any]]:
-    """SQL for a row a rule: its holds on keys, calls they keep back, the last of their ends."""
+    """SQL for a row a rule: holds on keys, calls they keep back, last end, any without."""
     holds = tables.name(using, "Hold")
     value, until, key = (quoted(using, name) for name in ("value", "until", "key"))
     part = _key_part_sql(using)

@@ -405,11 +405,11 @@ class Waiter:
         rows = tables.calls(self.using).filter(idempotency_key=self._identity)
         return rows.values_list("pk", flat=True).first()
 
-    def _read_row(self, pk: int, due_at: datetime, now: datetime) -> RowSeen | None:
+    def _read_row(self, pk: int, due_at: datetime, wall: datetime) -> RowSeen | None:
         """Its state, and how many go before it; None where it is gone. One statement."""
         using, priority = self.using, self.priority
         calls, attempts = (tables.name(using, model) for model in ("CallQueue", "CallAttempt"))
-        at, shown = (database.as_parameter(using, one) for one in (due_at, now))
+        at, shown = (database.as_parameter(using, one) for one in (due_at, wall))
         is_rival, rival = "o.rule = %s", [self.rule]
         if any(limit.is_keyed for limit in self.wanted.rule.limits):
             is_rival += f" AND o.{database.quoted(using, 'key')} = %s"

@@ -73,7 +73,7 @@ def redact_all_but_secrets(params: Any) -> Any:
 
 
 def hidden_marker_in(text: str) -> str:
-    """The first marker in a text of something that is not shown; "" where there is none."""
+    """A marker in a text of something that is not shown; "" where there is none."""
     found = _SHOWN_SECRET.search(text)
     return REDACTED if REDACTED in text else found.group() if found else ""
 

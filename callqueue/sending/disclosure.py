@@ -38,7 +38,7 @@ def disclose(
 
 
 def secret_values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
-    """The values of a call's secrets that can be had now: to take out of what is said of it."""
+    """A call's secret values that can be had, may it be made or not: to take out of texts."""
     asker = _Asker(rule, key)
 
     def ask(name: str) -> str:
