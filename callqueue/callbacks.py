@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # could not be sent is let be
 LEFT = timedelta(seconds=10)
 CLAIMED = timedelta(seconds=60)  # for which what a task announces is let be
-SENDING = 20.0  # seconds after which no more of what is claimed is announced
+SENDING = 20.0  # seconds after which no more of what is claimed is announced; so for receivers
 # seconds after which a callback that runs in this process is left to itself
 RUNNING = 5.0
 MOST = 500  # calls that are claimed at once
@@ -52,7 +52,7 @@ def log_and_announce(using: str, call_ids: Sequence[int], status: int) -> None:
     ended = database.persist(using, lambda: list(told.all()), during="callback")
     for pk, rule, why, _ in ended:
         log_end(pk, status, rule, why)
-    announce(using, [(pk, rule) for pk, rule, _, is_owed in ended if is_owed])
+    ask_to_announce(using, [(pk, rule) for pk, rule, _, is_owed in ended if is_owed])
 
 
 def log_end(pk: int, status: int, rule: str, why: str) -> None:
@@ -61,7 +61,7 @@ def log_end(pk: int, status: int, rule: str, why: str) -> None:
         events.log(_LOGGED[status], call_id=pk, status=name, rule=rule, reason=why)
 
 
-def announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
+def ask_to_announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
     """Have workers announce these ends, each (call, rule); those of the rule's queue do."""
     config, by_queue = conf.current(), dict[str, list[int]]()
     for pk, rule in ended:
@@ -76,13 +76,13 @@ def ask_for_owed_ends(using: str) -> None:
     """Have those ends announced that nobody has: a message was lost, or the broker away. Each is
     asked for again after as long as it was owed: none is behind those whose queue has no worker.
     """
-    announce(using, untimed_transaction(using, lambda: _take_ends_to_ask_for(using)))
+    ask_to_announce(using, untimed_transaction(using, lambda: _take_ends_to_ask_for(using)))
 
 
-def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
-    """Announce what is owed of these calls; the count of those that owe nothing more.
-    A signal goes with the first try. A callback that is refused has its next turn a little later,
-    after all that were not tried: none keeps back what is behind it.
+def announce_owed_ends(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
+    """Announce what is owed of these calls, for SENDING or so; the count of those that owe nothing
+    more. Signals go with the first try, and may take as long again. A callback that is refused has
+    its next turn a little later, after all that were not tried: none keeps back what is behind.
     """
     late = time.monotonic() + SENDING
     owed = _owed_calls(using).filter(pk__in=call_ids)
@@ -93,7 +93,9 @@ def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> i
     tried = {*sent, *refused}
     _notify([one for one in due if one.pk in tried and not one.callback_heard])
     mine = [one.pk for one in due]
-    database.persist(using, lambda: _conclude(using, mine, claim, sent, refused), during="callback")
+    database.persist(
+        using, lambda: _conclude_claim(using, mine, claim, sent, refused), during="callback"
+    )
     return len(sent)
 
 
@@ -183,7 +185,7 @@ def _claim_owed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetim
     return due, claim
 
 
-def _conclude(
+def _conclude_claim(
     using: str, mine: Sequence[int], claim: datetime, sent: Sequence[int], refused: Sequence[int]
 ) -> None:
     """Write which were sent, refused or left. One that has gone on since owes something else."""
@@ -244,7 +246,7 @@ def _tell_backend(using: str, call_ids: Sequence[int], tell_results: TellResults
 
 
 def _send_callback(task: str, args: tuple[Any, ...]) -> bool:
-    """Send a callback; whether the broker took it, or it ran here. Else it is tried again."""
+    """Send a callback; whether the broker took it, or it ran here. Else tell: it is tried again."""
     if broker.is_in_this_process():
         try:
             broker.run_by_name(current_app, task, args, seconds=RUNNING)

@@ -179,7 +179,7 @@ def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float
         return None, why
     gates = [gate for _limit, gate in pairs]
     calls = ahead.calls + 1
-    seconds = rule.released_s(calls, gates)
+    seconds = rule.seconds_to_release(calls, gates)
     place = estimate.place_of_slowest(gates, calls, rule.now)
     label = pairs[place][0].name if place is not None and seconds and seconds > SOON_S else ""
     reason = _reason(gates, ahead, binding, label)
@@ -211,6 +211,7 @@ def _binding_limit(call: CallQueue, rule: RuleLook) -> LimitLook | None:
 def _why_unforeseeable(
     call: CallQueue, rule: RuleLook, pairs: Pairs, ahead: Ahead, binding: LimitLook | None
 ) -> str:
+    """Why nobody can say when the call goes, in words; empty where somebody can."""
     for one, gate in pairs:
         kind, own = one.budget.limit, cost_of(call.cost, one.budget.limit.unit)
         if own > kind.capacity:
@@ -233,7 +234,7 @@ def _why_unforeseeable(
 
 
 def _reason(gates: Sequence[Gate], ahead: Ahead, binding: LimitLook | None, label: str) -> str:
-    """What it waits for, in words. `label`: the limit that holds all of them for some time."""
+    """`label`: what holds it and those before longest, empty if not long; `binding`: it alone."""
     others = max((round(g.before) + min(ahead.calls + 1, g.beside) for g in gates), default=0)
     count = ahead.calls + others
     before = (
@@ -274,6 +275,7 @@ def _count_ahead(call: CallQueue, book: Book, using: str) -> Ahead:
 
 
 def _ahead_in_order(call: CallQueue, using: str) -> int:
+    """How many calls go before it by priority, then by when due; more than CAP: not exactly."""
     same = Q(priority=call.priority)
     parts = [
         Q(priority__gt=call.priority),

@@ -39,7 +39,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.waiting().filter(due_at_dt__lte=database.ClockNow())
 
     def dispatched(self) -> CallQueueQuerySet:
-        """Released to a worker, and not ended."""
+        """Released, and not ended."""
         return self.filter(status=states.DISPATCHED)
 
     def error(self) -> CallQueueQuerySet:
@@ -49,7 +49,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.filter(status=states.FAILED)
 
     def unknown(self) -> CallQueueQuerySet:
-        """Sent, and what came of it was never recorded."""
+        """Begun, perhaps sent, and what came of it was never recorded."""
         return self.filter(status=states.UNKNOWN)
 
     def done(self) -> CallQueueQuerySet:
@@ -60,7 +60,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.filter(status=states.CANCELLED)
 
     def expired(self) -> CallQueueQuerySet:
-        """Not released by their `expires_at`."""
+        """Not begun by their `expires_at`."""
         return self.filter(status=states.EXPIRED)
 
     def final(self) -> CallQueueQuerySet:
@@ -174,7 +174,7 @@ class CallQueueManager(_Calls["CallQueue"]):  # `CallQueue.objects`
         return forecast.has_room(self.db, rule, key)
 
     def requeue_one(self, call: CallQueue, *, again: bool = False) -> None:
-        """Requeue `call` and refresh the instance, or raise IllegalTransition with the reason."""
+        """Requeue `call` (DONE: with `again`), refresh it; or IllegalTransition with the reason."""
         using, move = self.db_for_write, Move.REQUEUE_AGAIN if again else Move.REQUEUE
         may_be = self.using(using).filter(pk=call.pk, status__in=move.sources).exists()
         changed = may_be and transitions.requeue(using, [call.pk], move)
@@ -197,7 +197,7 @@ class CallQueueManager(_Calls["CallQueue"]):  # `CallQueue.objects`
 
 class CallAttemptQuerySet(models.QuerySet["CallAttempt"]):
     def open(self) -> CallAttemptQuerySet:
-        """Released and not answered: charged in full."""
+        """In flight: charged in full until told to be sent, or, by some limits, until recorded."""
         return self.filter(finished_at__isnull=True)
 
     def unbegun(self) -> CallAttemptQuerySet:

@@ -99,4 +99,4 @@ def announce(
     if not call_ids:
         return 0
     with _kept_connection(announce, using):
-        return callbacks.deliver(using, call_ids, queued_result.write_ends)
+        return callbacks.announce_owed_ends(using, call_ids, queued_result.write_ends)

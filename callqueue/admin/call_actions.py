@@ -174,10 +174,10 @@ class CallActions(OwnAdmin):
             self.message_user(request, said % left, messages.WARNING)
 
 
-def _log_move(user: int, done: str, calls: Sequence[CallQueue], before: Mapping[int, int]) -> None:
+def _log_move(user: int, word: str, calls: Sequence[CallQueue], before: Mapping[int, int]) -> None:
     for status in sorted({before[call.pk] for call in calls}):
         what = _("%(done)s. Status before: %(status)s.")
-        what %= {"done": done, "status": CallQueue.Status(status).label}
+        what %= {"done": word, "status": CallQueue.Status(status).label}
         same = [call for call in calls if before[call.pk] == status]
         LogEntry.objects.log_actions(user, same, CHANGE, what)
 

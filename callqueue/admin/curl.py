@@ -47,6 +47,7 @@ def as_curl(method: str, params: Any) -> str:
 
 
 def _mark_secrets(value: Any) -> Any:
+    # a secret becomes the name of a shell's variable, between marks that no text keeps
     if isinstance(value, Secret):
         return _BEGIN + re.sub(r"\W|^(?=\d)", "_", value.name, flags=re.ASCII) + _END
     if isinstance(value, str):

@@ -118,7 +118,7 @@ def _rule_row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
         if hour.throttled
         else "",
         "failed": words.count(hour.failed) if hour.failed else "",
-        "done": done_by(rule),
+        "done": when_done(rule),
     }
 
 
@@ -132,8 +132,8 @@ def flow_in_words(rule: RuleLook) -> str:
     return f"{words.rate(rule.incoming)} → {words.rate(rule.pace.per_second)}"
 
 
-def done_by(rule: RuleLook) -> str:
-    """When what is due is done: a clock time, "–" where nobody can say; or that it grows."""
+def when_done(rule: RuleLook) -> str:
+    """When all that is due is done: a clock time; that it grows; "–": nobody knows; "": none is."""
     if not rule.waits.ready:
         return ""
     if (seconds := rule.drain_s()) is None:

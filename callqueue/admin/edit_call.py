@@ -153,7 +153,7 @@ def _fixed_parts(call_data: Any) -> Any:
             return method, urlsplit(params.get("url"))[:2]
         except (ValueError, TypeError, AttributeError):  # what cannot be read stays as it is
             return method, params.get("url")
-    built_in = handlers.built_in(method)
+    built_in = handlers.find_built_in(method)
     free: Collection[str] = tuple(params) if built_in is None else built_in.free
     return method, {name: value for name, value in params.items() if name not in free}
 

@@ -196,7 +196,7 @@ class EndedFilter(_Filter):
 
 
 def any_rule_condition(using: str, where: str) -> Q:
-    """That the rule is one of those of attempts `where` (SQL), if few: by it indexes begin."""
+    """That the rule is one of attempts `where` (SQL), read here, if few: by it indexes begin."""
     table = CallAttempt._meta.db_table
     rules = database.next_distinct(
         using, table, "rule", where, [], after="", down=False, count=RULES

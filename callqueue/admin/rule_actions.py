@@ -103,7 +103,7 @@ def _pause_in_words(asked: Mapping[str, str], until: datetime | None) -> str:
 def _ask_or_resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
     key, restored = request.POST.get("key", "").strip(), "restored" in request.POST
     if "confirm" not in request.POST:
-        count = control.count_ending(db_alias(), rule, key=_parse_key(key), restored=restored)
+        count = control.count_holds_to_end(db_alias(), rule, key=_parse_key(key), restored=restored)
         asked = {"key": key, "restored": restored, "ending": count, "shown": words.count(count)}
         context = {"rule": rule, "back": rule_url(rule), **asked}
         return admin.render_page(request, "confirm_resume.html", _("Resume %s?") % rule, context)

@@ -95,7 +95,7 @@ def _figures_in_words(rule: RuleLook) -> list[tuple[str, str]]:
         (_("Oldest waiting"), "–" if oldest is None else words.duration(oldest)),
         (_("In flight"), flight),
         (_("In → out a second"), dashboard.flow_in_words(rule) or "–"),
-        (_("Done by"), dashboard.done_by(rule) or "–"),
+        (_("Done by"), dashboard.when_done(rule) or "–"),
     ]
 
 
@@ -195,7 +195,7 @@ def _context_of_errors(rule: str, now: Any) -> dict[str, Any]:
 
 
 def _context_of_sums(seen: Look, rule: RuleLook) -> dict[str, Any]:
-    """What the rule sent: sums and a chart. In ledger time, to a quarter of an hour."""
+    """What the rule sent: sums and a chart, in wall time, by quarters of an hour of ledger time."""
     now, here, moved = int(seen.wall_time.timestamp()), seen.wall_time, seen.moved // SECOND
     zone = _time_zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -243,7 +243,7 @@ def _counts_in_words(one: Sums) -> list[str]:
 
 
 def _nearly_all_within(buckets: list[int]) -> str:
-    """How long nearly all of them took at most; empty where there were none."""
+    """How long nearly all that the buckets count took at most; empty where that is none."""
     bound = sums.bound_of_share(buckets, NEARLY_ALL)
     if bound is None:
         return ""

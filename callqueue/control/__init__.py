@@ -80,7 +80,7 @@ def resume(
     return holds.lift(using, rule, text, but_sources=_kept_sources(text, restored=restored))
 
 
-def count_ending(
+def count_holds_to_end(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
     """How many holds `resume` would end now."""
@@ -102,9 +102,7 @@ def restore_hold_ends_at(using: str, rule: str) -> datetime | None:
 
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
-    """Give one of the rule's limits another rate (None: the settings'), for all rules that share
-    it, until it is given another; the rate in force.
-    """
+    """Set and tell a limit's rate (None: the settings'), for all that share it; that in force."""
     config = conf.current()
     config.rule(rule)  # else UnknownRule
     budgets = {budget.id: budget for budget in config.book.budgets[rule]}

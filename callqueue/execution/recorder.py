@@ -205,4 +205,4 @@ def _announce(using: str, results: Sequence[Result]) -> None:
         callbacks.log_end(call.id, status, call.rule, result.why)
         if transitions.owes_announcement(result):
             ended.append((call.id, call.rule))
-    callbacks.announce(using, ended)
+    callbacks.ask_to_announce(using, ended)

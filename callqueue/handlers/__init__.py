@@ -1,5 +1,5 @@
-"""Handlers: what makes a call of some method. Every requests verb, send_email and celery_task are
-built in; `@handler("name")` registers one beside those of CALLQUEUE["HANDLERS"].
+"""Handlers: what makes a call that is not HTTP. Each module here is one that is built in;
+`@handler("name")` registers another beside those of CALLQUEUE["HANDLERS"].
 
 A handler is called `handler(params, context)` and returns JSON, for success, or an outcome; an
 exception is a failure that is retried.
@@ -86,12 +86,12 @@ def find_handler(method: str) -> Handler:
     if path is not None:
         found: Handler = import_string(path)
         return found
-    if (own := built_in(method)) is not None:
+    if (own := find_built_in(method)) is not None:
         return own.make
     raise LookupError(f"there is no handler for the method {method!r}; see CALLQUEUE['HANDLERS']")
 
 
-def built_in(method: str) -> BuiltIn | None:
+def find_built_in(method: str) -> BuiltIn | None:
     if method not in BUILT_IN:
         return None
     found: BuiltIn = import_module(f"{__name__}.{method}").BUILT_IN

@@ -289,9 +289,7 @@ def _stated_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_celerys_json(value: Any, field: str, depth: int = 0) -> Any:
-    """As Celery's JSON keeps it; a Secret, and what has no form there, as it is. InvalidCall where
-    Celery would read it as something else, or it is nested too deep.
-    """
+    """A value as Celery's JSON has it; Secrets and what has no form stay. InvalidCall: misread."""
     if value is None or isinstance(value, str | int | float | Secret):
         return value
     if depth > DEEPEST:

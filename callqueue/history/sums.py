@@ -99,7 +99,7 @@ class Recent:
 
 
 def bound_of_share(buckets: Sequence[int], share: float) -> float | None:
-    """The bound (seconds; inf: longer) within which such a share of them were; None: none were."""
+    """Seconds (inf: longer) that such a share of what is counted took at most; None: none is."""
     wanted, seen = share * sum(buckets), 0
     for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
         seen += count
@@ -243,6 +243,7 @@ def _sums_of_row(row: Any) -> Sums:
 
 
 def _widened(found: Stretches, width: int) -> Stretches:
+    # added up by stretches of this width; EVER: by one of all time
     longer: Stretches = {}
     for (rule, _, start), one in found.items():
         at = start // width * width if width else 0
@@ -261,7 +262,7 @@ def _read_by_rule(stored: Any) -> dict[str, Sums]:
 
 
 def read_recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
-    """These rules' last quarter of an hour and hour, without buckets. `now` in seconds."""
+    """These rules' last quarter of an hour and hour, without buckets. `now`: ledger seconds."""
     found = {rule: Recent() for rule in rules}
     minute = now // MINUTE_S * MINUTE_S
     lately = (f"CASE WHEN start >= {minute - QUARTER_S} THEN {name} ELSE 0 END" for name in COUNTS)

@@ -37,7 +37,7 @@ _REVOKED = {states.CANCELLED: "revoked", states.EXPIRED: "expired"}
 
 
 class QueuedResult(AsyncResult):
-    """Carries its call. Without a result backend `state` and `result` are read from it."""
+    """Carries its call, from which `state` and `result` are read where no backend knows them."""
 
     def __init__(self, *args: Any, call: CallQueue | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,7 +100,7 @@ def write_ends(using: str, call_ids: Sequence[int]) -> int:
 
 
 def _write_end(call: tables.CallQueue) -> bool:
-    """Tell the backend how it ended, unless that knows or nobody asks; whether it was told."""
+    """Tell the backend how it ended (a revoke: by signal, too), if asked and not known; whether."""
     data: Any = call.call_data
     params = data.get("params") if isinstance(data, Mapping) else None
     params = params if isinstance(params, Mapping) else {}

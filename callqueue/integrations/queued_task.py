@@ -98,7 +98,7 @@ class QueuedTask(DjangoTask):
             options |= {"link": link, "link_error": link_error}
             done: AsyncResult = self.apply(args, kwargs, task_id=task_id, **options)
             return done
-        of_send = self._send_arguments(args, kwargs, options)
+        of_send = self._arguments_of_send(args, kwargs, options)
         options["shadow"] = shadow or self.shadow_name(args, kwargs, options)
         options |= {"callbacks": maybe_list(link), "errbacks": maybe_list(link_error)}
         if options.get("ignore_result") is None:
@@ -141,7 +141,7 @@ class QueuedTask(DjangoTask):
         return retry
 
     def _refuse_many(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: Celery runs all of them in one task of its own, under no limit."""
+        """Refused: Celery runs all the items in one task of its own, under no limit."""
         raise InvalidCall(
             self.name, "map, starmap and chunks run under no limit: use group(task.s(...) for ...)"
         )
@@ -156,7 +156,7 @@ class QueuedTask(DjangoTask):
         dump = getattr(self, "_dump_pydantic_arguments", None)
         return dump(args, kwargs) if dump is not None else (args, kwargs)
 
-    def _send_arguments(
+    def _arguments_of_send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
         stated: dict[str, Any] = {"rule": self.rule, "callback": self.callback}
@@ -189,6 +189,7 @@ class QueuedTask(DjangoTask):
         options: dict[str, Any],
         of_send: Mapping[str, Any],
     ) -> Any:
+        # as Celery would publish it, from the task that runs now, if any
         app = self._get_app()
         stated = {"eta": of_send["not_before"], "expires": of_send["expires_at"]}
         given = {**options, **stated, "countdown": None}

@@ -104,7 +104,7 @@ _OPEN, _ANSWERED, _WORKER = 0, 1, 2
 
 
 def _attempts_sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
-    """Rows: kind, rule or worker, queue, count, begun (or stamped), microseconds, last begin."""
+    """Rows: kind, name, queue, count, begun (stamped), first unbegun (summed us), last begin."""
     table = tables.name(using, "CallAttempt")
     released, started, ended = (
         micros_sql(using, name) for name in ("released_at", "started_at", "finished_at")
@@ -143,7 +143,7 @@ def _attempts_sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[
 
 
 def _mean_pace(answered: Sequence[tuple[int, int, bool]]) -> Pace:
-    """Of rows of those answered lately: how many, after so many microseconds, any stamped."""
+    """The pace of rows: how many were answered, their microseconds in all, whether any stamped."""
     if not (many := sum(count for count, _, _ in answered)):
         return Pace()
     latency = sum(us for _, us, _ in answered) / SECOND / many
@@ -151,7 +151,7 @@ def _mean_pace(answered: Sequence[tuple[int, int, bool]]) -> Pace:
 
 
 def read_newest_pace(using: str, rule: str) -> Pace:
-    """The pace of a rule's latest attempts, however long ago they were."""
+    """The pace of a rule's latest attempts, however long ago: without a rate a second."""
     ended = tables.attempts(using).charged().filter(rule=rule, finished_at__isnull=False)
     slot = Coalesce("send_at", "released_at")
     columns = (slot, "released_at", "sent_at", "finished_at")

@@ -62,7 +62,7 @@ class Gate:
         return not self.limit.ages_unanswered or self.limit.keeps_level
 
     def last_period(self, amount: float, now: Us) -> tuple[float, float]:
-        """When the last period of it begins, in seconds, and the share that is left for it."""
+        """In how many seconds the last period for `amount` begins; the share left for that."""
         if not amount:
             return 0.0, 0.0
         start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)
@@ -103,7 +103,9 @@ def place_of_slowest(gates: Sequence[Gate], calls: float, now: Us) -> int | None
     return alone.index(max(alone)) if any(alone) else None
 
 
-def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True) -> float:
+def seconds_charged(
+    limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True
+) -> float:
     """Seconds for which a call that takes `latency` from its release is charged before it ages; 0:
     nobody knows. `late`: sent so long after its slot; `is_told`: known to the ledger by then.
     """

@@ -34,7 +34,7 @@ class LimitLook:
     allowed: int
     used: int
     free: int
-    value: str  # of a limit per key, the one that uses most of it
+    value: str  # of a limit per key, the one asked about, else the one that uses most of it
     in_flight: int  # of what is used, what is not answered yet
     opens_at: Us | None  # where nothing is free, when something is again; None: with an answer
     meter: Meter  # what is charged and when it leaves, to estimate by
@@ -113,6 +113,7 @@ def read(
 def _read_memo(
     using: str, book: Book, groups: Iterable[tuple[str, ...]], moved: int
 ) -> ledger.Memo:
+    """What the groups' last passes left, as one; no tallies that former rules are part of."""
     groups = list(groups)
     memos = rule_rows.passes_and_memos(using, [rule for group in groups for rule in group])
     found = ledger.Memo()
@@ -157,7 +158,7 @@ def _limit_look(
     spread: Spread,
     is_of_key: bool,
 ) -> LimitLook:
-    """How far it is used by these values; `spread`: when what its tally holds ended."""
+    """Its use by these values, `is_of_key`: of a key. `spread`: when what its tally holds ended."""
     limit, is_summed = budget.limit, budget.limit.is_per_queue
     meters = {value: account.meter(budget, value) for value in values}
     fullest = max(values, key=lambda value: meters[value].used, default="")
@@ -205,12 +206,12 @@ def _meter_of_value(
     spread: Spread,
     in_flight: int,
 ) -> Meter:
+    """Its meter, all free if not charged; a tally knows how much, `spread` when that leaves."""
     limit, now = budget.limit, account.now
     if value not in meters:
         return limit.meter_with(limit.capacity, now)
     if not is_tallied(limit) or limit.keeps_level:
         return meters[value]
-    # A tally knows how much it holds; the sums, when that leaves.
     aged = _shared_out(max(0, meters[value].used - in_flight), spread, now)
     return limit.meter(Usage(in_flight, aged, limit.horizon(now)), now)
 

@@ -84,7 +84,7 @@ class RuleLook:
         return self.hold_on(None)
 
     def hold_on(self, key: str | None) -> HoldLook | None:
-        """Of the holds that bind calls of this key, else all calls, the last to end; None: none."""
+        """Of holds that bind calls of this key (None: all calls), the last to end; None: none."""
         binding = [one for one in self.holds if one.per == "rule" or one.is_on_key(key)]
         on_queues: dict[str, HoldLook] = {}
         for one in sorted(self.holds, key=self.seconds_left_of):
@@ -156,13 +156,13 @@ class RuleLook:
             return 0.0
         if not self.gates and not self.pace.per_second:
             return None
-        passed = self.released_s(calls, self.gates)
+        passed = self.seconds_to_release(calls, self.gates)
         if passed is None:
             return None
         kept = self.kept_s if calls > self.waits.ready - self.kept_calls else 0.0
         return None if kept == FOREVER else max(self.held_s + passed, kept) + self.pace.latency
 
-    def released_s(self, calls: int, gates: Sequence[Gate]) -> float | None:
+    def seconds_to_release(self, calls: int, gates: Sequence[Gate]) -> float | None:
         """Seconds until so many calls have passed these gates unheld; None: nobody can say."""
         if self._why_stopped:
             return None

@@ -78,7 +78,7 @@ def look(
 
 def _with_rates(known: _Known, seen: Look, rates: Mapping[str, str]) -> Look:
     # Whether workers are slow is judged by the limits as they were.
-    then = known.with_book(seen.book.with_rates(rates))
+    then = known.with_limits_read_by(seen.book.with_rates(rates))
     found = [replace(_rule_look(then, one.name), is_limited=one.is_limited) for one in seen.rules]
     return replace(seen, book=then.book, rules=found, before=seen)
 
@@ -184,7 +184,7 @@ class _Known:
             recent=sums.read_recent(using, shown, now // SECOND),
         )
 
-    def with_book(self, book: Book) -> _Known:
+    def with_limits_read_by(self, book: Book) -> _Known:
         backlog = {name: one.calls for name, one in self.waits.items()}
         listed, _ = limits.read(self.using, book, list(self.waits), self.now, self.moved, backlog)
         return replace(self, book=book, limits=listed)
@@ -201,7 +201,7 @@ def _read_newest_paces(
 def _gate_of_limit(known: _Known, name: str, one: LimitLook) -> Gate:
     budget, rule = one.budget, known.book.rules[name]
     limit, cost = budget.limit, known.costs.get((name, budget.limit.unit), 1.0)
-    gate = Gate(limit, one.meter, cost=cost, charged_s=_charged_s(known, name, one))
+    gate = Gate(limit, one.meter, cost=cost, charged_s=_seconds_charged(known, name, one))
     if limit.is_keyed:
         return replace(gate, sizes=known.sizes.get((name, limit.per), [(1, 1)]))
     others = [other for other in budget.rules if other in known.waits and other != name]
@@ -220,10 +220,10 @@ def _priority(known: _Known, name: str) -> int:
     return known.book.rules[name].priority
 
 
-def _charged_s(known: _Known, name: str, one: LimitLook) -> float:
+def _seconds_charged(known: _Known, name: str, one: LimitLook) -> float:
     limit, pace = one.budget.limit, known.attempts.paces[name]
     is_told = pace.is_stamped and not is_tallied(limit)
-    return estimate.charged_s(limit, pace.latency, late=pace.late, is_told=is_told)
+    return estimate.seconds_charged(limit, pace.latency, late=pace.late, is_told=is_told)
 
 
 # --- holds
@@ -275,7 +275,7 @@ def _shown_holds_sql(using: str, values: Sequence[str]) -> str:
 
 
 def _holds_on_keys_sql(using: str, pers: Sequence[str]) -> tuple[str, list[Any]]:
-    """SQL for a row a rule: its holds on keys, calls they keep back, the last of their ends."""
+    """SQL for a row a rule: holds on keys, calls they keep back, last end, any without."""
     holds = tables.name(using, "Hold")
     value, until, key = (quoted(using, name) for name in ("value", "until", "key"))
     part = _key_part_sql(using)

@@ -42,9 +42,7 @@ class Waiting:
 def read(
     using: str, names: Sequence[str], now: Us, moved: int
 ) -> tuple[dict[str, Waiting], Mapping[str, float]]:
-    """What waits of each of these rules. And by rule, calls that come in each second, over the last
-    minute before now: a burst that is over is none.
-    """
+    """What waits of each of these rules; by rule, calls a second that came in, over a minute."""
     found = {name: Waiting() for name in names}
     created: list[tuple[str, int, int, int]] = []
     later = 0
@@ -103,11 +101,11 @@ def _count_waiting(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
     return [(rule, int(count)) for rule, count in rows(using, sql, list(names))]
 
 
-def _incoming_rates(created: Sequence[tuple[str, int, int, int]], now: Us) -> Mapping[str, float]:
+def _incoming_rates(created: Sequence[tuple[str, int, int, int]], wall: Us) -> Mapping[str, float]:
     # each of `created`: rule, how many, in which part, since when
     first, width = 0, RECENT_S * SECOND // PARTS  # the first part that was read whole
     if sum(count for _, count, _, _ in created) >= NEWEST:
-        first = PARTS - max(1, (now - min(us for *_, us in created)) // width)
+        first = PARTS - max(1, (wall - min(us for *_, us in created)) // width)
     parts: dict[str, list[int]] = {}
     for rule, count, place, _ in created:
         if first <= (at := min(PARTS - 1, place)):

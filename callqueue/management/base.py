@@ -1,5 +1,4 @@
-"""What every command shares: the database it works on, durations, JSON, exit codes; tables of text,
-and a line that says how far long work is.
+"""What every command shares: its database, options, exit codes, and what it prints, and how.
 
 0 done, 1 found a problem (the database or the broker away is one), 2 wrong use, 141 where whoever
 read the output has left. A command parses, calls one function, and reports.
@@ -28,7 +27,7 @@ from callqueue.texts import in_one_line
 
 PROBLEM, WRONG_USE, INTERRUPTED = 1, 2, 130
 UNREAD = 141  # as a shell says of a program whose reader left: 128 and SIGPIPE
-PATIENCE = 5  # seconds that connecting to the database may take
+PATIENCE = 5  # seconds that connecting to the database may take; and that it is tried again
 SHOWN_EVERY = 0.1  # seconds between two updates of a line of progress
 Update = Callable[..., None]  # (done, total=None), as often as one likes
 
@@ -186,6 +185,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _diagnose_database(using: str, error: Exception) -> str:
+    """What is wrong with it, in words. Connects anew to know that, unless in a transaction."""
     connection, hint = connections[using], ""
     if not connection.in_atomic_block:
         hint = " (are all migrations applied? see callqueue_doctor)"

@@ -62,7 +62,7 @@ def write_apart(using: str, work: Callable[[], Any]) -> None:
 
 
 def is_in_callers_transaction(using: str) -> bool:
-    """Whether this thread has no autocommit, or a transaction that is not a test's alone."""
+    """Whether this thread has no autocommit, or a transaction that did not begin as a test's."""
     if not database.in_transaction(using):
         return not connections[using].get_autocommit()
     blocks = getattr(connections[using], "atomic_blocks", [])
@@ -120,6 +120,7 @@ class _Keeper:
 
 
 def _hand_to_keeper(using: str, work: Callable[[], T]) -> Future[T]:
+    """Queue the work. A keeper that is stuck leaves all that it has not begun to a new one."""
     done = Future[T]()
     with _lock:
         keeper = _keepers.get(using)

@@ -19,7 +19,7 @@ HIGHEST = 32767  # priority
 
 @dataclass(frozen=True)
 class Wanted:
-    """A permit's columns. `wait` and `lease` are seconds; `wait` None: as long as it takes."""
+    """`call`: a permit's columns. `wait` and `lease`: seconds; `wait` None: as long as it takes."""
 
     call: Mapping[str, Any] = field(repr=False)
     rule: Rule

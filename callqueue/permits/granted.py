@@ -23,7 +23,7 @@ from callqueue.sending import validation
 from callqueue.texts import storable, worded_reason
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result
 
-PATIENCE = 10.0  # seconds for which the end of a permit waits for a database that is away
+PATIENCE = 10.0  # seconds for which what a permit is told waits for a database that is away
 
 
 class Permit:
@@ -43,7 +43,7 @@ class Permit:
         return self.job.attempt.id
 
     def sent(self) -> None:
-        """Say that the request has left: from now on the permit ages, answered or not."""
+        """Say that the request has left: it ages from now on, by limits that await no answer."""
         self._write(self._tell_sent)
 
     def settle(self, cost: int | Mapping[str, int]) -> None:
@@ -55,7 +55,7 @@ class Permit:
             self._write(lambda: self._settle(checked))
 
     def hold(self, until: float | datetime, why: str = "", scope: str | None = None) -> None:
-        """Lay a hold, for the rule's `max_hold` at most, and end as throttled. `until`: seconds or
+        """Lay a hold now, `max_hold` at most; the permit will end as throttled. `until`: seconds or
         aware, else ValueError. `scope`: "rule", "queue", "key", a key's name; None: the narrowest.
         """
         is_instant = isinstance(until, datetime) and until.tzinfo is not None
@@ -131,7 +131,7 @@ class Permit:
             recorder.lay_hold(self._using, result)
 
     def _end(self, result: Result) -> None:
-        """Record the end; a retry is a failure here. If recovery has ended it, correct its cost."""
+        """Lay its hold; record its end, perhaps hold a failing rule; where ended before, settle."""
         self._lay_hold(result)
         job, status = self.job, getattr(result.response, "status_code", None)
         final = replace(
@@ -150,7 +150,7 @@ class Permit:
             self._settle(result.cost)
 
     def _write(self, work: Callable[[], Any]) -> None:
-        """Write, if the database lets it: else the end of the lease makes up for that."""
+        """Write, within PATIENCE; else an event tells, and the lease's end makes up for that."""
         using = self._using
 
         def persistently() -> None:

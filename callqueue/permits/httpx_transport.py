@@ -142,7 +142,7 @@ def _end_with_answer(permit: Permit, request: Any, response: Any) -> None:
 
 
 class _Body:
-    """The stream of a response: as the client reads it, its beginning is kept; then, `end`."""
+    """A response's stream: keeps the beginning of what is read; at its close `end` gets that."""
 
     def __init__(self, response: Any, permit: Permit, end: Callable[..., None]) -> None:
         self._response, self._stream, self._permit = response, response.stream, permit

@@ -59,7 +59,7 @@ class RowSeen(NamedTuple):
     ahead: int  # the permits before it, MANY at most
 
 
-def now() -> float:
+def shifted_monotonic() -> float:
     """This process's monotonic seconds, and those by which a test has moved its clock on."""
     return clocks.monotonic() + database.server_clock.ahead.total_seconds()
 
@@ -76,7 +76,7 @@ class Waiter:
         self.rule, self.key = wanted.call["rule"], wanted.call["key"]
         self.priority: int = wanted.call["priority"]
         self._takes_turns = bool(self.key) or any(one.is_keyed for one in wanted.rule.limits)
-        self.began = now()
+        self.began = shifted_monotonic()
         self.pk: int | None = None  # its row, as far as is known
         self.due_at: datetime | None = None
         self.ahead = 0  # permits that go before it
@@ -88,7 +88,7 @@ class Waiter:
         self._is_in_line = False  # its row is in line, and its key has had news
         self._is_outdated = False  # the last pass went by settings of the past
         self._streak = NO_STREAK
-        self.passed_at, self._pause_of_pass = now(), 0.0
+        self.passed_at, self._pause_of_pass = shifted_monotonic(), 0.0
         self._opens_at = self._next_sign_at = self._slot_at = 0.0
 
     def step(self) -> Job | float:
@@ -103,11 +103,11 @@ class Waiter:
             run_apart(using, lambda: database.persist(using, self._withdraw, during="permit"))
 
     def seconds_until_slot(self) -> float:
-        return max(0.0, self._slot_at - now())
+        return max(0.0, self._slot_at - shifted_monotonic())
 
     @property
     def seconds_left(self) -> float | None:
-        return None if self.wait is None else max(0.0, self.began + self.wait - now())
+        return None if self.wait is None else max(0.0, self.began + self.wait - shifted_monotonic())
 
     @property
     def next_pass_at(self) -> float:
@@ -122,16 +122,18 @@ class Waiter:
     def _step(self) -> Job | float:
         if (seconds := self._clock_settles_in()) > 0 and self.passes == 0:
             return seconds
-        found = self._charge_by_pass() if now() >= self.next_pass_at else self._look_at_row()
+        is_due = shifted_monotonic() >= self.next_pass_at
+        found = self._charge_by_pass() if is_due else self._look_at_row()
         if found is not None:
             return found
         if self._patience is not None and self._patience <= 0:
             return self._give_up()
-        if now() >= self._next_sign_at:
+        if shifted_monotonic() >= self._next_sign_at:
             self._give_sign_of_life()
         return self._seconds_until_step()
 
     def _clock_settles_in(self) -> float:
+        """Seconds until ledger time is settled; 0.0 in a transaction or without dispensers."""
         if database.in_transaction(self.using):
             return 0.0
         left = ledger_time.watch(self.using).settles_in()
@@ -142,10 +144,10 @@ class Waiter:
         """Seconds until it gives up; None: never. AT_ONCE more before it has made a pass."""
         if self.wait is None or self.passes:
             return self.seconds_left
-        return self.began + self.wait + AT_ONCE - now()
+        return self.began + self.wait + AT_ONCE - shifted_monotonic()
 
     def _look_at_row(self) -> Job | None:
-        """The job, which it begins, if a pass charged it. Ended: NotNow; expired: it waits anew."""
+        """The job, begun here, if a pass charged it. Expired: it waits anew; else ended: raises."""
         if self.pk is None or self.due_at is None:
             return None
         reading = ledger_time.watch(self.using).last
@@ -173,16 +175,18 @@ class Waiter:
         self._is_in_line = False
 
     def _begin_charged(self, attempt_id: int) -> Job | None:
-        return self._accept(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
+        jobs = claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease)
+        return self._accept_begun(jobs)
 
-    def _accept(self, jobs: Sequence[Job]) -> Job | None:
+    def _accept_begun(self, jobs: Sequence[Job]) -> Job | None:
         """The begun job, if it is fit; else it is recorded: NotNow, or if expired it waits anew."""
         if not jobs:
             return None
         (job,) = jobs
         if job.unfit is None:
             opens = job.slot_opens_at()
-            self._slot_at = 0.0 if opens is None else opens + now() - clocks.monotonic()
+            shift = shifted_monotonic() - clocks.monotonic()
+            self._slot_at = 0.0 if opens is None else opens + shift
             return job
         recorder.record_once(self.using, [judging.result_of_unfit(job)])
         if job.unfit != claim.EXPIRED:
@@ -200,9 +204,9 @@ class Waiter:
             return self._look_at_row()
         if done.begun is not None:
             own, lease = done.begun, self.wanted.lease
-            return self._accept(claim.take_begun(self.using, own.rows, own.reading, lease))
+            return self._accept_begun(claim.take_begun(self.using, own.rows, own.reading, lease))
         if self._waits is False:  # it waits no more, or somebody has locked its row
-            self.passed_at, self._pause_of_pass = now(), LOOK
+            self.passed_at, self._pause_of_pass = shifted_monotonic(), LOOK
             return self._look_at_row()
         self._plan_next_pass(done)
         if not self._waits:  # another pass has the rules, and perhaps charges it
@@ -257,16 +261,16 @@ class Waiter:
             self._is_in_doubt, self._is_in_line = False, self._is_in_line or self._waits
         return done
 
-    def _get_in_line(self, at: datetime) -> int | None:
+    def _get_in_line(self, wall: datetime) -> int | None:
         """Have its row wait, in a pass or alone; its pk. None: it waits no more, or is locked."""
         if self._is_in_doubt and self.pk is None:
             self.pk = self._find_pk()  # its commit has come through since, perhaps
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
-        until = at + timedelta(seconds=within)
-        self._next_sign_at = now() + SIGN_EVERY
+        until = wall + timedelta(seconds=within)
+        self._next_sign_at = shifted_monotonic() + SIGN_EVERY
         if self._is_passing:
             self._wake_key()
-        self.due_at = self.due_at or at
+        self.due_at = self.due_at or wall
         self._waits = self.pk is None or self._keep_alive(self.pk, self.due_at, until)
         if not self._waits:
             return None
@@ -298,7 +302,8 @@ class Waiter:
 
     def _plan_next_pass(self, done: Pass) -> None:
         """Set the next pass just before a slot opens; where that is unknown, ever later."""
-        look, self._streak, self.passed_at = done.next_look, done.next_look.streak, now()
+        look, self._streak = done.next_look, done.next_look.streak
+        self.passed_at = shifted_monotonic()
         if self._waits is None:  # somebody else has the rules, or the settings are not agreed on
             self._pause_of_pass = look.after * random.uniform(0.5, 1.0)
             return
@@ -306,7 +311,7 @@ class Waiter:
         left = done.opens_in
         if left is None:
             left = 0.0 if look.on_answer else PAUSED
-        self._opens_at = now() + left
+        self._opens_at = shifted_monotonic() + left
         pause = _bounded(REVIEW, left / PART) * random.uniform(0.75, 1.25)
         if done.opens_in is not None:
             pause = min(pause, max(0.001, left) + random.uniform(0.0, 0.01))
@@ -319,16 +324,17 @@ class Waiter:
     def _end_overdue(self) -> None:
         """End what has died with its process, and is waited for: perhaps no dispenser does so."""
         # A test's clock may go back.
-        if abs(now() - _looked_for_overdue.get(self.using, -OVERDUE)) >= OVERDUE:
-            _looked_for_overdue[self.using] = now()
+        if abs(shifted_monotonic() - _looked_for_overdue.get(self.using, -OVERDUE)) >= OVERDUE:
+            _looked_for_overdue[self.using] = shifted_monotonic()
             recovery.end_lost(self.using)
             recovery.void_unbegun(self.using)
             recovery.expire(self.using)
 
     def _seconds_until_step(self) -> float:
-        left = self._opens_at - now()
+        # until it looks at its row, makes its own pass, or gives up: whichever is first
+        left = self._opens_at - shifted_monotonic()
         until_look = max(LOOK * max(1.0, self.ahead / NEAR), min(left, _bounded(REST, left / PART)))
-        until = min(until_look, max(0.0, self.next_pass_at - now()))
+        until = min(until_look, max(0.0, self.next_pass_at - shifted_monotonic()))
         if self.seconds_left:
             until = min(until, self.seconds_left)
         return max(0.001, until)
@@ -336,7 +342,7 @@ class Waiter:
     # --- the end of the wait
 
     def _give_up(self) -> Job:
-        """Raise NotNow; the job, where it was charged just now."""
+        """Delete its row, or withdraw, and raise NotNow; the job, where it was charged just now."""
         self.pk = self._pk_when_settled()
         until, reason = self._forecast()
         if self.pk is not None and not self._delete_row(self.pk):
@@ -359,6 +365,7 @@ class Waiter:
         pk = self._pk_when_settled()
         if pk is None or self._delete_row(pk) or transitions.cancel(self.using, [pk]):
             return
+        # it was charged: it begins what nobody wants, and ends that as void
         attempts = tables.attempts(self.using).open().filter(call_id=pk)
         begun = list(attempts.values_list("pk", flat=True))
         jobs = claim.begin(self.using, begun, self.worker) if begun else []
@@ -398,11 +405,11 @@ class Waiter:
         rows = tables.calls(self.using).filter(idempotency_key=self._identity)
         return rows.values_list("pk", flat=True).first()
 
-    def _read_row(self, pk: int, due_at: datetime, now: datetime) -> RowSeen | None:
+    def _read_row(self, pk: int, due_at: datetime, wall: datetime) -> RowSeen | None:
         """Its state, and how many go before it; None where it is gone. One statement."""
         using, priority = self.using, self.priority
         calls, attempts = (tables.name(using, model) for model in ("CallQueue", "CallAttempt"))
-        at, shown = (database.as_parameter(using, one) for one in (due_at, now))
+        at, shown = (database.as_parameter(using, one) for one in (due_at, wall))
         is_rival, rival = "o.rule = %s", [self.rule]
         if any(limit.is_keyed for limit in self.wanted.rule.limits):
             is_rival += f" AND o.{database.quoted(using, 'key')} = %s"

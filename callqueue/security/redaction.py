@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from callqueue.security.secrets import Secret, resolve
+from callqueue.security.secrets import Secret, replace_secrets
 
 REDACTED = "[redacted]"
 MAX_DEPTH = 80
@@ -62,7 +62,7 @@ def redact_url(url: Any) -> Any:
 
 def redact_params(params: Any) -> Any:
     """A copy of a call's params for showing; a secret is shown as "[secret NAME]"."""
-    return resolve(redact_all_but_secrets(params), "[secret {}]".format)
+    return replace_secrets(redact_all_but_secrets(params), "[secret {}]".format)
 
 
 def redact_all_but_secrets(params: Any) -> Any:
@@ -73,7 +73,7 @@ def redact_all_but_secrets(params: Any) -> Any:
 
 
 def hidden_marker_in(text: str) -> str:
-    """The first marker in a text of something that is not shown; "" where there is none."""
+    """A marker in a text of something that is not shown; "" where there is none."""
     found = _SHOWN_SECRET.search(text)
     return REDACTED if REDACTED in text else found.group() if found else ""
 

@@ -120,7 +120,7 @@ def map_json(value: Any, put: Callable[[Any], Any], name: Callable[[Any], Any] =
     return value
 
 
-def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
+def replace_secrets(value: Any, value_of: Callable[[str], str]) -> Any:
     """A copy with every Secret replaced by `value_of` its name."""
     return map_json(value, lambda one: value_of(one.name) if isinstance(one, Secret) else one)
 

@@ -147,7 +147,7 @@ def check_params(method: str, params: object, reach: Reach) -> str:
         check_each(params, HTTP_PARAMS)
         if params.get("data") and params.get("json") is not None:
             raise InvalidCall("params.data", "and params.json are both given; a call has one body")
-    elif built_in := handlers.built_in(method):
+    elif built_in := handlers.find_built_in(method):
         built_in.check(params)
     return host
 

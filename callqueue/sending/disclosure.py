@@ -27,8 +27,8 @@ def disclose(
     try:
         if secrets.has_secret(params):
             if method in HTTP_METHODS:
-                asker.name_host(params.get("url"))
-            resolved = secrets.resolve(params, asker.value_of)
+                asker.learn_host(params.get("url"))
+            resolved = secrets.replace_secrets(params, asker.value_of)
         check_params(method, resolved, _configured_reach())
     except InvalidCall as error:
         raise InvalidCall(error.field, withhold(error.why, asker.values.values())) from None
@@ -38,9 +38,7 @@ def disclose(
 
 
 def secret_values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
-    """The values of its secrets that can be had, though the call may not be made by now, to take
-    out of what is said about it.
-    """
+    """A call's secret values that can be had, may it be made or not: to take out of texts."""
     asker = _Asker(rule, key)
 
     def ask(name: str) -> str:
@@ -50,9 +48,9 @@ def secret_values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[
 
     with suppress(Exception):
         if method in HTTP_METHODS:
-            asker.name_host(params.get("url"))
+            asker.learn_host(params.get("url"))
     with suppress(Exception):
-        secrets.resolve(params, ask)
+        secrets.replace_secrets(params, ask)
     return tuple(dict.fromkeys(asker.values.values()))
 
 
@@ -69,21 +67,21 @@ class _Asker:
         self.host, self.port = "", 0
         self.values: dict[str, str] = {}
 
-    def name_host(self, url: Any) -> None:
+    def learn_host(self, url: Any) -> None:
         """Learn where the call goes, by its URL or a secret one; before others are asked for."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
         self.host, self.port = check_url(address, _configured_reach())
         if is_secret:
-            self._check_host(url.name)
+            self._check_may_go(url.name)
 
     def value_of(self, name: str, *, is_url: bool = False) -> str:
         if not is_url:
-            self._check_host(name)
+            self._check_may_go(name)
         return self.ask(name)
 
     def ask(self, name: str) -> str:
-        """Its value, wherever this call goes."""
+        """The secret's value, to whatever host the call goes; NotAllowed for other rules."""
         if name not in self.values:
             context = SecretContext(self.rule, self.key, self.host)
             self.values[name] = self._source_of(name).value(name, context)
@@ -99,7 +97,7 @@ class _Asker:
             )
         return source
 
-    def _check_host(self, name: str) -> None:
+    def _check_may_go(self, name: str) -> None:
         hosts = self._source_of(name).hosts
         if hosts is None:
             return

@@ -140,7 +140,7 @@ def _prepare_item(place: int, item: Any, same: Mapping[str, Any]) -> CallQueue |
 
 
 def request_of(item: Any, same: Mapping[str, Any] | None = None) -> CallRequest:
-    """A request from `call_data` itself, or from an envelope {"call_data": ..., "rule": ...}."""
+    """A request from `call_data` itself, or from an envelope with it, which wins over `same`."""
     given = dict(same or {})
     if isinstance(item, Mapping) and "call_data" in item:
         given.update(item)
@@ -154,7 +154,7 @@ def request_of(item: Any, same: Mapping[str, Any] | None = None) -> CallRequest:
 
 
 def _apply_router(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None:
-    """The request with what the ROUTER says of its data; None where that discards it."""
+    """The request, completed by the ROUTER; None where that discards it, which an event tells."""
     router = conf.current().router
     answer = None if router is None else router(deepcopy(data))  # what it changes is not checked
     if answer is None:
@@ -227,7 +227,7 @@ _IS_UNFINISHED = f"status IN {states.UNFINISHED}"
 
 
 def insert(call: tables.CallQueue, *, using: str) -> tables.CallQueue:
-    """Insert a row that was prepared; the row, or the one there is where a unique key says so."""
+    """Insert a prepared row and its key's news; it, or the one that carries its unique key."""
     if call.unique_key is None and not _needs_key_turn(call):
         return _insert_one(call, using)
     if call.unique_key is None:
@@ -252,7 +252,7 @@ def _insert_one(call: tables.CallQueue, using: str) -> tables.CallQueue:
 def insert_many(
     calls: Sequence[tables.CallQueue], *, batch_size: int, using: str
 ) -> list[tables.CallQueue]:
-    """Insert calls, in a transaction: in their order each row, or the one with its unique key."""
+    """As `insert`, of many, in a transaction: in order each row, or who has its unique key."""
     plain = [call for call in calls if call.unique_key is None]
     for call in database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size):
         _defer_default_times(call)

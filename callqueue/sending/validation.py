@@ -38,7 +38,7 @@ compact_json = json.JSONEncoder(
 def plain_copy(
     call_data: dict[Any, Any], max_bytes: int, secret_names: Collection[str]
 ) -> dict[str, Any]:
-    """A copy as JSON would read it back. InvalidCall: what is not JSON, and where; or too long."""
+    """A copy as JSON reads it back, Secrets kept. InvalidCall: no JSON, no such Secret, too big."""
     copying = _Copying(max_bytes, secret_names)
     plain: dict[str, Any] = copying.copy(call_data, None, 1)
     if 16 * copying.least > max_bytes:  # no JSON is longer than 16 times what it is at least
@@ -59,16 +59,14 @@ class _Copying:
         self.least, self.has_secrets = 0, False
 
     def copy(self, value: Any, path: Any, depth: int) -> Any:
-        """A copy of a list or a mapping at `path`, which is (path of the parent, key) and becomes
-        text only in a refusal. What is plain is passed over here, for speed.
-        """
+        """A copy of a list or mapping. `path`: (its parent's, its key), text only in a refusal."""
         if depth > MAX_DEPTH:
             raise InvalidCall(trail_of(path), f"is nested deeper than {MAX_DEPTH}")
         names = self._string_keys(value, path) if isinstance(value, dict) else None
         self._count_bytes(2 * len(value) + 1)
         copies, size = [], 0
         for key, item in enumerate(value) if names is None else value.items():
-            kind = type(item)
+            kind = type(item)  # what is plain is passed over, for speed
             if kind is str and item.isascii() and "\0" not in item:
                 size += len(item)
             elif kind is dict or kind is list or isinstance(item, _NESTS):
@@ -251,7 +249,7 @@ def _checked_int(field: str, value: object, least: int, most: int) -> int:
 
 
 def _checked_name(field: str, value: object, wanted: str) -> str:
-    """A text that fits its column, and may be shown anywhere: in a log, a table, a terminal."""
+    """A text that fits its column and may be shown anywhere. `wanted`: how a refusal begins."""
     if not isinstance(value, str) or not value:
         raise InvalidCall(field, f"{wanted} {kind_of(value)}")
     is_unseen = _UNSEEN.search(value)

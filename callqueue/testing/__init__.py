@@ -1,5 +1,4 @@
-"""The testing kit: run the queue in this process, answer for the APIs, say what time it is, and see
-what was sent.
+"""The testing kit: run the queue here, answer for the APIs, say what time it is, see what was sent.
 
 `run_callqueue` releases and makes calls without a broker, inside a test's transaction too.
 `fake_transport` answers in place of the network, `travel` shifts the clock, `assert_call_sent` and

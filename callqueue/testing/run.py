@@ -101,7 +101,7 @@ class _Run:
         return True
 
     def wait_or_travel(self, skip: bool) -> bool:
-        """Wait for what may go soon, or travel to it; False where nothing may."""
+        """Wait for what may go soon, or if `skip` travel to what may later; False: neither."""
         from callqueue.ledger import ready_calls
 
         due = ready_calls.next_due_in(self.using)

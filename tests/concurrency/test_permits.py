@@ -104,7 +104,7 @@ def test_a_permit_that_somebody_has_locked_keeps_back_no_other(rules: Rules) -> 
     with transaction.atomic():
         list(CallQueue.objects.select_for_update().filter(pk=waiter.pk))
         passing, found = in_a_thread(
-            lambda: (pass_now(waiter), waiter.next_pass_at - waiting.now())
+            lambda: (pass_now(waiter), waiter.next_pass_at - waiting.shifted_monotonic())
         )
         passing.join(1)
         other, taken_by_other = in_a_thread(lambda: taken(wait=1.0))
@@ -127,7 +127,7 @@ def test_what_operators_do_is_minded_by_who_waits_and_not_asked_for_all_the_time
     waiter = new_waiter()
     waiter.step()
     pass_now(waiter)
-    assert waiter.next_pass_at - waiting.now() > 0.5
+    assert waiter.next_pass_at - waiting.shifted_monotonic() > 0.5
     waiter.withdraw()
     assert refusal("held").until is None
     assert not found

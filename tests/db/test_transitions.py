@@ -257,7 +257,7 @@ def test_a_callback_that_other_code_asks_for_while_a_call_is_made_is_owed(
     rules: Rules, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
-    monkeypatch.setattr(callbacks, "announce", lambda using, ended: None)
+    monkeypatch.setattr(callbacks, "ask_to_announce", lambda using, ended: None)
     call = send("r")
     assert release() == [call]
     job = begun(call)

@@ -68,7 +68,9 @@ def _idle_gates(using: str, options: dict[str, Any]) -> tuple[Us, list[Gate]]:
             sizes=sizes if limit.is_keyed else (),
             lanes=len(queues) if limit.is_per_queue else 1,
             cost=charge,
-            charged_s=estimate.charged_s(limit, options["latency"], is_told=not is_tallied(limit)),
+            charged_s=estimate.seconds_charged(
+                limit, options["latency"], is_told=not is_tallied(limit)
+            ),
         )
         for budget in budgets
         if (charge := budget.charge_of(cost))

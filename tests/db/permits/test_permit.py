@@ -541,7 +541,7 @@ def test_an_interrupted_wait_leaves_nothing_charged(
 ) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     with monkeypatch.context() as patch:
-        patch.setattr(Waiter, "_accept", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(Waiter, "_accept_begun", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt), callqueue.permit("r"):
             pytest.fail("interrupted")
     taken(wait=0)
@@ -552,14 +552,14 @@ def test_a_process_that_stood_still_past_its_lease_takes_another_permit(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
-    real, lost = Waiter._accept, iter([1000.0, 0.0])
+    real, lost = Waiter._accept_begun, iter([1000.0, 0.0])
 
     def stood_still(self: Waiter, begun: Any) -> Any:
         job = real(self, begun)
         job.lease_ends -= next(lost)
         return job
 
-    monkeypatch.setattr(Waiter, "_accept", stood_still)
+    monkeypatch.setattr(Waiter, "_accept_begun", stood_still)
     with callqueue.permit("r") as permit:
         assert CallAttempt.objects.count() == 2
     assert CallAttempt.objects.latest("pk").pk == permit.attempt_id

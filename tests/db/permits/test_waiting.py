@@ -19,7 +19,7 @@ from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_locked
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.permits import waiting
-from callqueue.permits.waiting import LOOK, PART, REST, REVIEW, Waiter, now
+from callqueue.permits.waiting import LOOK, PART, REST, REVIEW, Waiter, shifted_monotonic
 from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import send
@@ -32,14 +32,14 @@ def waiter(**options: Any) -> Waiter:
     """One that has made its first pass in vain, and has looked at its row."""
     made = new_waiter(**options)
     assert not isinstance(made.step(), Job)
-    made.passed_at = now() + 100
+    made.passed_at = shifted_monotonic() + 100
     assert not isinstance(made.step(), Job)
-    made.passed_at = now()
+    made.passed_at = shifted_monotonic()
     return made
 
 
 def until_next_pass(one: Waiter) -> float:
-    return one.next_pass_at - now()
+    return one.next_pass_at - shifted_monotonic()
 
 
 @pytest.mark.parametrize("per", ["rule", "key"])
@@ -159,7 +159,7 @@ def test_a_slot_that_opens_early_is_found_soon(rules: Rules, how: str) -> None:
     assert until_next_pass(one) <= 2 * 1.25 * REVIEW[1]
     if ahead is not None:
         ahead.withdraw()
-        one.passed_at = now() + 100
+        one.passed_at = shifted_monotonic() + 100
         one.step()
         assert until_next_pass(one) <= 101.25 * REVIEW[1], "it is the first now"
     control.resume("default", "r")
@@ -194,7 +194,7 @@ def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way_or_
         one = new_waiter(wait=0)
         assert not isinstance(one.step(), Job)
     taken(wait=0)
-    one.passed_at = now() + 100
+    one.passed_at = shifted_monotonic() + 100
     assert isinstance(one.step(), Job)
     monkeypatch.setattr(release_pass, "release", locked_out)
     with travel() as clock:

@@ -247,7 +247,7 @@ def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(
     stored = CallQueue.objects.get(pk=call.pk)
     assert stored.call_data == call.call_data
     if stored.method in HTTP_METHODS:
-        params = secrets.resolve(
+        params = secrets.replace_secrets(
             stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"}.__getitem__
         )
         with suppress(Refused):

@@ -9,7 +9,7 @@ import pytest
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import SECOND, Limit, Usage
-from callqueue.look.estimate import Gate, charged_s, gone_of_each, seconds_to_pass
+from callqueue.look.estimate import Gate, gone_of_each, seconds_charged, seconds_to_pass
 from tests.support.drain_simulation import DELIVERY, simulate
 from tests.support.length import examples
 
@@ -75,7 +75,7 @@ def error(seed: int) -> tuple[float, float]:
     gates = [
         Gate(one.limit, one.limit.meter(usage.get(one.id) or idle(one.limit, LATER), LATER),
              sizes=sizes if one.limit.is_keyed else [], cost=cost,
-             charged_s=charged_s(one.limit, latency))
+             charged_s=seconds_charged(one.limit, latency))
         for one in book.budgets["r"]
     ]  # fmt: skip
     estimate = seconds_to_pass(gates, calls, LATER)

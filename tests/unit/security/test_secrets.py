@@ -20,7 +20,7 @@ from callqueue.security.secrets import (
     SecretFor,
     has_secret,
     mark_secrets,
-    resolve,
+    replace_secrets,
     secrets_from_references,
     unmark_secrets,
 )
@@ -87,7 +87,7 @@ def test_values_stand_in_the_place_of_secrets_and_data_stays() -> None:
     params = {"url": "u", "json": [{"a": Secret("A")}, (Secret("B"), 1, None, {"$secret": "A"})]}
     assert has_secret(params) and has_secret(Secret("A"))
     assert not has_secret({"a": {"$secret": "A"}}) and not has_secret(5)
-    assert resolve(params, {"A": "alpha", "B": "beta"}.__getitem__) == {
+    assert replace_secrets(params, {"A": "alpha", "B": "beta"}.__getitem__) == {
         "url": "u",
         "json": [{"a": "alpha"}, ["beta", 1, None, {"$secret": "A"}]],
     }
