@@ -17,7 +17,7 @@ from typing import Any
 
 from callqueue import conf, events, states, tables
 from callqueue.clocks import Us
-from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
+from callqueue.database import MICROSECOND, as_parameter, from_us, micros_sql, quoted, rows, to_us
 from callqueue.ledger import ledger_time, settings
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Limit
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    since: datetime
+    since: datetime  # by the database's clock
     findings: Sequence[Finding]
     attempts: int
 
@@ -81,7 +81,8 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
         book = replace(book, budgets={name: book.budgets[name] for name in group})
     now = from_us(reading.at)
     cut = now - since
-    result = judge(book, _read_attempts(using, book, to_us(cut), to_us(now)), to_us(now), cut)
+    attempts = _read_attempts(using, book, to_us(cut), to_us(now))
+    result = judge(book, attempts, to_us(now), cut + reading.moved * MICROSECOND)
     for found in result.exceeded if tell else ():
         facts = {"highest": found.highest, "allowed": found.allowed}
         events.emit("limit_exceeded", limit=found.name, rule=found.rule, **facts)

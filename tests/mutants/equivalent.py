@@ -139,7 +139,7 @@ _BY_REASON = {
         "execution/wire.py _send: _session.get_adapter(url).send( prepared, stream=True, verify=trip.policy.verify, proxies={} ) -> _session.get_adapter(url).send(prepared, stream=True, verify=trip.policy.verify)",
     ],
     "It is a microsecond more.": [
-        "ledger/ledger_time.py Watch._follow: 0 -> 1",
+        "ledger/ledger_time.py Watch._follow_jump: 0 -> 1",
         "ledger/tallies.py counting_times: 0 -> 1",
     ],
     "What is written is what is there.": [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from django.utils import timezone
 
 from callqueue import (
     Concurrency,
@@ -23,6 +24,7 @@ from callqueue.history import audit
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt
 from tests.db.commands import run
+from tests.support.behaviour import move_ledger
 from tests.support.history import NOON, attempt, paced
 
 Rules = Callable[..., None]
@@ -49,6 +51,14 @@ def test_every_limit_is_reported_with_its_highest_use(rules: Rules) -> None:
     assert (bucket["allowed"], bucket["highest"]) == (15, 1)
     assert (few["name"], few["allowed"], few["highest"]) == ("few", 3, 2)
     assert 0.4 < sliding["used_share"] < 0.55
+
+
+@pytest.mark.parametrize("set_by", [0, 7200])
+def test_since_when_is_said_by_the_clock(rules: Rules, set_by: int) -> None:
+    rules(r=Rule(limits=[SlidingWindow("20/s")]))
+    move_ledger(set_by)
+    since = datetime.fromisoformat(run("audit", "--json", "--since", "1h").document["since"])
+    assert abs(timezone.now() - timedelta(hours=1) - since) < timedelta(seconds=30)
 
 
 def test_an_exceeded_limit_ends_with_1_and_is_told_by_the_rates_in_force_today(

@@ -115,7 +115,12 @@ def test_where_a_slot_is_about_to_open_a_few_before_one_make_it_look_no_less_oft
 ) -> None:
     rules(r=Rule())
     one = new_waiter()
-    one.passes, one.ahead, one.passed_at, one._opens_at = 1, ahead, now(), now()
+    one.passes, one.ahead, one.passed_at, one._opens_at = (
+        1,
+        ahead,
+        shifted_monotonic(),
+        shifted_monotonic(),
+    )
     one._pause_of_pass = 1.0
     assert one._seconds_until_step() == pytest.approx(looks * LOOK)
 
