@@ -64,7 +64,7 @@ def database_kwargs(using: str) -> dict[str, Any]:
 
 
 def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-    """Send a task in a thread, soon, or run it `in_this_process`; what is refused is dropped."""
+    """Send a task in a thread, or run it `in_this_process`; if eager, here. Refused: dropped."""
     from celery import current_app
 
     if current_app.conf.task_always_eager and not is_in_this_process():
@@ -217,8 +217,8 @@ def import_tasks(app: Any) -> None:
 
 def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -> None:
     """Run the task of this name here, by Celery's tracer; a QueuedTask is queued. LookupError where
-    the project has none. What takes longer is left to itself, and it and what exits are taken as
-    sent: who takes a message from a broker does so before he runs it.
+    the project has none; TooMany while many hang. What takes longer is left to itself, and it and
+    what exits are taken as sent: who takes a message from a broker does so before he runs it.
     """
     task = registered_task(app, name)
     if task is None:

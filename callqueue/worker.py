@@ -106,7 +106,7 @@ def _anonymous_file() -> IO[bytes]:
 
 
 class Stop(threading.Event):
-    """Set also once something else is over."""
+    """An event that is set, too, once `is_over` says so; a wait for it does not notice that."""
 
     def __init__(self, is_over: Callable[[], bool]) -> None:
         super().__init__()
@@ -158,7 +158,9 @@ class Releaser:
             if self.seat.take(is_idle=self.kind == alive.WORKER):
                 began = time.monotonic()
                 try:
-                    threading.Thread(target=self._speak, name="callqueue-seat", daemon=True).start()
+                    threading.Thread(
+                        target=self._give_signs, name="callqueue-seat", daemon=True
+                    ).start()
                     self._wait_and_release()
                     pause = LOOK
                 except BaseException as error:
@@ -172,7 +174,7 @@ class Releaser:
                 time.sleep(pause)
             time.sleep(WAIT)
 
-    def _speak(self) -> None:
+    def _give_signs(self) -> None:
         """Say that it has the seat. Who releases may have to wait for a database, so not there."""
         while self.seat.is_own():
             self.seat.give_sign(computes=self.kind == alive.BUSY)

@@ -175,7 +175,7 @@ def choose(
 
 @dataclass(frozen=True)
 class _Finder:
-    """Finds the candidates of one rule after the other; `sake` as in `choose`."""
+    """Finds and locks the candidates of one rule after the other; `sake` as in `choose`."""
 
     account: Account
     held: Held
@@ -220,7 +220,7 @@ class _Finder:
     def _next_candidates(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
         least = self._least_priority(rule)
         if rule in self.keys.in_turn:
-            return self.keys.candidates(rule, count, least)
+            return self.keys.lock_candidates(rule, count, least)
         using, wall, only = self.account.using, self.keys.wall, self.room.only_http
         found = ready_calls.lock_next(using, rule, wall, count, least, is_http=only)
         return found, Wait(on_room=only is not None)

@@ -94,7 +94,7 @@ class NextLook:
 
     after: float = 0.0
     on_ready: bool = False  # only once one of the rules has a call that is ready
-    on_answer: bool = False  # earlier, once fewer are open or untold than these
+    on_answer: bool = False  # earlier, once other numbers than these are open or untold
     open_attempts: int | None = None  # None: too many to count
     untold_attempts: int | None = None
     goes_on: bool = False  # at once: calls are left that this pass did not look at
@@ -204,7 +204,7 @@ class RuleGroup:
             self.look_at = until
 
     def notice_answers(self, glances: Mapping[str, Glance]) -> None:
-        """Want a pass at once where these glances, by rule, show that attempts were answered."""
+        """Want a pass at once where glances, by rule, show a change in what is open or untold."""
         seen = [glances[rule] for rule in self.rules]
         open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
         newest_end = max(one.newest_end for one in seen)

@@ -56,8 +56,7 @@ Take = Callable[[Begun], Callable[[bool], None]]  # see Taker
 @dataclass(frozen=True)
 class Taker:
     """Who makes what a pass releases, and has it begun with its charge. `take` is given it before
-    it is committed, and what it returns is told whether it is: so all is ready for the first byte
-    by then.
+    the commit, and what it returns is told whether that came: all is ready for the first byte then.
     """
 
     worker: str  # a name that no other pass has

@@ -259,7 +259,7 @@ def _check_schedule(facts: Facts) -> str:
         said = "whoever releases cleans up, too"
         return f"in {places[0]}; {said}" if places else said
     if not places:  # cleanup is a cron job's; whether it runs can be seen by what it leaves
-        if (late := cleanup.overdue_for(facts.using)) > OVERDUE:
+        if (late := cleanup.longest_overdue(facts.using)) > OVERDUE:
             raise Wrong(
                 f"nothing is scheduled, and calls have been past their retention for "
                 f"{late.days} days",

@@ -68,7 +68,7 @@ def names_written() -> list[str]:
 
 
 def names_enabled(task: str) -> list[str]:
-    """The names of the enabled rows for this task; none where the tables do not exist."""
+    """The names of the enabled rows for this task. The tables must be there."""
     from django_celery_beat.models import PeriodicTask
 
     return list(PeriodicTask.objects.filter(task=task, enabled=True).values_list("name", flat=True))

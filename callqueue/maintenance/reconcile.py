@@ -39,8 +39,8 @@ PATIENCE = 30.0  # seconds that a hook has to answer
 TURN = timedelta(minutes=1)  # for which a rule is one worker's to ask of: longer than a round takes
 
 
-def ask_due(using: str) -> int:
-    """Ask of up to BATCH calls of each rule, for ROUND seconds; how many are UNKNOWN no more."""
+def ask_hooks(using: str) -> int:
+    """Ask of up to BATCH calls of each rule, of none after ROUND; how many are UNKNOWN no more."""
     settled, end = 0, clocks.monotonic() + ROUND
     for rule in database.persist(using, partial(_free_rules, using), during="reconcile"):
         if clocks.monotonic() >= end:
