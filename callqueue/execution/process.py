@@ -43,7 +43,7 @@ def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     except (RuntimeError, MemoryError) as error:
         starvation.shortage.begin(str(error))
         _give_back(using, attempt_ids)
-        starvation.shortage.rest(patience(task))  # others have its messages meanwhile
+        starvation.shortage.wait_out(patience(task))  # others have its messages meanwhile
         return 0
     message = flight.board(attempt_ids, patience(task))
     if message.error is not None:
@@ -58,8 +58,8 @@ def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 
 def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Make calls in the task itself, or give them back as the worker goes; the count begun."""
-    starvation.shortage.rest(patience(task))
+    """Wait out a shortage; make calls in the task, or give back as the worker goes; the count."""
+    starvation.shortage.wait_out(patience(task))
     if not max_in_flight():
         _give_back(using, attempt_ids)
         return 0
@@ -84,7 +84,7 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
 
 
 def land(*, seconds: float | None = None) -> None:
-    """Put no more into flight; wait until nothing is, leases have ended, or for so many seconds."""
+    """Put no more into flight; wait for what is (`seconds` each; None: by leases), and messages."""
     for end in before_landing:
         end(seconds)
     for own in list(_flights.values()):

@@ -237,7 +237,7 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     """Whoever waits for a thread until its lease ends was never sent, and is taken for lost."""
     rested = list[float | None]()
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
-    monkeypatch.setattr(starvation.shortage, "rest", rested.append, raising=False)
+    monkeypatch.setattr(starvation.shortage, "wait_out", rested.append, raising=False)
     with few_threads(name), taking(_released(3)) as slot:
         assert slot.result(20) == began
         process.land(seconds=20)

@@ -279,7 +279,14 @@ LARGE = b"x" * (40 << 20)
         (answer_bytes(gzip.compress(LARGE), Content_Encoding="gzip"), LARGE),
         (answer_bytes(b"as it is", Content_Encoding="zebra"), b"as it is"),
     ],
-    ids=["small chunks", "larger chunks", "large", "noise", "folds well", "a coding that nobody knows"],
+    ids=[
+        "small chunks",
+        "larger chunks",
+        "large",
+        "noise",
+        "folds well",
+        "a coding that nobody knows",
+    ],
 )
 def test_bodies_of_every_kind_are_read_whole(answer: bytes, body: bytes) -> None:
     with Peer(answering(answer)) as peer:
