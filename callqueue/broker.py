@@ -1,5 +1,4 @@
 """Hands messages to the broker: each at once or not at all, never for longer than a few seconds.
-
 Never retries. Only some transports know of a time within which to answer, so each message is sent
 in a thread that can be left behind. A process that makes its calls itself asks no broker:
 `in_this_process`, what would be sent is run.
@@ -89,6 +88,7 @@ def finish_sending(seconds: float = LEAVING) -> None:
 
 
 def _send_unsent(number: int) -> None:
+    """Send what is to be sent beside, until nothing is; `number`: which sender this one is."""
     while True:
         with _sending:
             if not _unsent:
@@ -256,6 +256,7 @@ def _within_patience(app: Any, send: Callable[..., Any]) -> None:
 
 
 def _send_by_pool(app: Any, send: Callable[..., Any], used: list[Any]) -> None:
+    """`send` by a producer of the pool, which is put into `used`; a failed one is disconnected."""
     with app.amqp.producer_pool.acquire(block=True, timeout=PATIENCE) as producer:
         used.append(producer)
         try:

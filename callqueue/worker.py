@@ -270,13 +270,13 @@ def _worker_begins(**_: Any) -> None:
 
 
 def _process_begins(**_: Any) -> None:
-    """Begin, but not in the worker's own process, of which the solo pool says so too."""
+    """Begin to release, but not in the worker's own process, of which the solo pool says so too."""
     if _seat is not None and _seat.worker != os.getpid():
         _begin_releasing()
 
 
 def _worker_is_ready(sender: Any, **_: Any) -> None:
-    """Begin, unless the worker forks: then it must have no threads."""
+    """Begin to release, unless the worker forks: then it must have no threads."""
     from celery.concurrency.prefork import TaskPool
 
     if not isinstance(sender.pool, TaskPool) or get_start_method() != "fork":

@@ -193,6 +193,7 @@ class _Finder:
         return self.sake[1] if self.sake is not None and self.sake[0] == rule else -TOP
 
     def find_candidates(self, rule: str) -> _Found:
+        """Lock a rule's next calls, as many as its limits in calls let go; what others wait for."""
         queues = _queues_not_held(self.account, self.held, rule)
         count = planning.room_of_rule(self.account, rule, self.batch, queues)
         if not count:

@@ -1,8 +1,7 @@
-"""What a dispenser does besides releasing: a table of chores, each with how often it is done.
-
-The loop does those of a few statements itself, and has the others done aside, each in a thread of
-its own: one that hangs keeps back nobody. `run_once` does all of them itself. One that fails says
-so, and has its next turn later.
+"""What a dispenser does besides releasing: a table of chores, each with how often it is done. The
+loop does those of a few statements itself, and has the others done aside, each in a thread of its
+own: one that hangs keeps back nobody. `run_once` does all of them itself. One that fails says so,
+and has its next turn later.
 """
 
 from __future__ import annotations

@@ -193,6 +193,7 @@ def _attempts_to_insert(
 
 
 def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Insert attempts; their ids in the same order, read where the database returns none."""
     ids = database.insert_each(tables.CallAttempt, using, attempts)
     if ids[0] is not None:
         return [pk or 0 for pk in ids]

@@ -60,7 +60,7 @@ class KeysInTurn:
         return found, Wait(is_unfinished=is_full and count > most)
 
     def finish(self, made: Plan) -> Wait:
-        """After the plan: served keys go behind the others; what the blocked ones wait for."""
+        """Save turns after a plan: served keys go behind others; what the blocked ones wait for."""
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
         self._block_kept_back(made)

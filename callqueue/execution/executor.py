@@ -55,6 +55,7 @@ class _Execution:
         return len(self.jobs)
 
     def record_or_give_back(self, struck: BaseException) -> None:
+        """Record what was made, void what was not sent; what a struck begin took is found again."""
         database.close_all()  # what struck may have done so in the middle of an answer
         if self.jobs is None and recorder.interruption(struck) is not None:
             self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)

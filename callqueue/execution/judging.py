@@ -268,7 +268,10 @@ def advice_of_rate_limits(headers: Mapping[str, str], *, now: datetime, max_hold
             continue
         if "remaining" in name and (count := _parse_number(value)) is not None:
             is_used_up[name.replace("remaining", "")] = count < 1
-        elif "reset" in name and (wait := _reset_in_s(value, _their_clock(plain, now))) is not None:
+        elif (
+            "reset" in name
+            and (wait := _seconds_to_reset(value, _their_clock(plain, now))) is not None
+        ):
             resets[name.replace("reset", "")] = wait
     waits = [wait for name, wait in resets.items() if not is_used_up or is_used_up.get(name)]
     return _clamped_advice(max(waits), max_hold) if waits else Advice()
@@ -305,7 +308,7 @@ def _clamped_advice(seconds: float, max_hold: float) -> Advice:
     return Advice(float(max_hold), note=f"clamped; it named {seconds:.12g} s")
 
 
-def _reset_in_s(value: str, clock: datetime) -> float | None:
+def _seconds_to_reset(value: str, clock: datetime) -> float | None:
     number = _parse_number(value)
     if number is None:
         date = _parse_date(value)

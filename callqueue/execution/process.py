@@ -33,10 +33,9 @@ before_landing: list[Callable[[float | None], None]] = []
 
 
 def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Begin these attempts, those still to be begun, and get their calls under way; the count.
-    Waits until this process has room for another call. What there is no room for goes on to another
-    process; what was not begun well before a time limit of the task is given back, and so is all
-    where the process has no thread for its calls.
+    """Begin these attempts, if still to be begun, and get their calls under way; the count. Waits
+    until there is room for another. What has no room here goes on to another process; what was not
+    begun well before a time limit of the task is given back, and all where no thread can be had.
     """
     try:
         flight = flight_of(using)

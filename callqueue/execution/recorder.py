@@ -194,6 +194,7 @@ def _sent_and_finished_at(result: Result, reading: Reading) -> tuple[datetime | 
 
 
 def _announce(using: str, results: Sequence[Result]) -> None:
+    """Log what each call became; announce the ends of which somebody is to be told."""
     ended = []
     for result in results:
         job, call, status = result.job, result.job.call, result.status

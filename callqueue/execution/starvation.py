@@ -29,6 +29,8 @@ _WANTS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Shortage:
+    """Whether, and for how long, this process takes no calls for want of what they need."""
+
     def __init__(self) -> None:
         self._until = self._said = -math.inf
         self._seconds = FIRST

@@ -1,5 +1,4 @@
 """The wire: makes one HTTP request, bounded in time, bytes and reach, and tells how far it got.
-
 requests composes, urllib3's pools keep connections for a moment. Never retries, never follows a
 redirect, keeps no cookies, reads no proxies or passwords from the environment, and never raises for
 what a network or a server did.

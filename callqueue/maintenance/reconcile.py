@@ -1,8 +1,7 @@
-"""Asks a rule's `reconcile` hook what became of an UNKNOWN call, and makes the call what it says.
-
-A hook may use the network: it is asked in a worker, never inside a transaction, less and less
-often, no more than MOST times. One worker at a time asks of a rule, so a hook that hangs keeps one
-slot, and that for PATIENCE at most.
+"""Asks a rule's `reconcile` hook what became of an UNKNOWN call, and makes the call what it says. A
+hook may use the network: it is asked in a worker, never inside a transaction, less and less often,
+no more than MOST times. One worker at a time asks of a rule, so a hook that hangs keeps one slot,
+and that for PATIENCE at most.
 """
 
 from __future__ import annotations

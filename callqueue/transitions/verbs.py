@@ -53,11 +53,10 @@ def release(
     is_lazy: bool = True,
 ) -> list[Row]:
     """Release calls, by the queue that each goes by, at an instant of wall time. In the transaction
-    that charges them, and has them locked in a state that may be released.
-    A released call is due by then: one that is due later was postponed since. A crash of the
-    database may lose a release: its call waits as before, and its message finds nothing to begin.
-    What is begun with its charge waits for the disk, and returns these columns of the calls ("c").
-    `is_lazy`: no other release of the transaction is.
+    that charges them, and has them locked in a state that may be released. A released call is due
+    by then: one that is due later was postponed since. If `is_lazy`, as where none is begun with
+    its charge, a crash of the database may lose a release: its call waits as before, and its
+    message finds nothing to begin. With `reads`, returns these columns of the calls ("c").
     """
     table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
