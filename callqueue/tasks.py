@@ -37,7 +37,7 @@ def make_api_call(
     request = make_api_call.request
     if request.is_eager or request.called_directly:
         return executor.execute(using, ids)
-    return (process.make_here if here else process.take_attempts)(using, ids, make_api_call)
+    return (process.make_calls_here if here else process.take_attempts)(using, ids, make_api_call)
 
 
 def _valid_ids(given: Sequence[Any]) -> list[int]:

@@ -77,11 +77,11 @@ class Seat:
     def was_never_taken(self) -> bool:
         return not self._said[1]
 
-    def is_own(self) -> bool:
+    def is_held_here(self) -> bool:
         return self._own_number == self._said[0]
 
     def give_sign(self, *, computes: bool) -> None:
-        if self.is_own():
+        if self.is_held_here():
             self._said[2], self._said[1] = computes, time.monotonic()
 
     def leave(self) -> None:
@@ -144,7 +144,7 @@ class Releaser:
         return self._ends or process.is_told_to_go()
 
     def _has_to_stop(self) -> bool:
-        return self._is_over() or not self.seat.is_own()
+        return self._is_over() or not self.seat.is_held_here()
 
     def _run(self) -> None:
         """Release while it has the seat; try to have it, until this process ends."""
@@ -176,7 +176,7 @@ class Releaser:
 
     def _give_signs(self) -> None:
         """Say that it has the seat. Who releases may have to wait for a database, so not there."""
-        while self.seat.is_own():
+        while self.seat.is_held_here():
             self.seat.give_sign(computes=self.kind == alive.BUSY)
             time.sleep(WAIT)
 

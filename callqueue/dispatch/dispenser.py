@@ -529,7 +529,7 @@ def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
 
 def hold_everything(using: str) -> None:
     """Hold every rule of these settings until nothing that the ledger may have forgotten counts any
-    more: a full window of its limits, and a call's longest time. No pause makes this shorter:
+    more: for the longest of its limits' windows and a call's time. No pause makes this shorter:
     `control.resume(restored=True)` ends it.
     """
     config, book = conf.current(), book_in_force(using)

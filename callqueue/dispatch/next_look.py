@@ -37,7 +37,7 @@ class Room:
         """Whether there is room for HTTP calls only, or for others only; None: for both."""
         return None if self.http >= 1 and self.handled >= 1 else self.http >= 1
 
-    def has(self, count: int, *, is_http: bool) -> bool:
+    def takes_more_than(self, count: int, *, is_http: bool) -> bool:
         """Whether it takes one more HTTP call, or one more other, than `count` of them."""
         return count < (self.http if is_http else self.handled)
 

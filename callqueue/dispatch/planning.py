@@ -185,7 +185,7 @@ class _Planner:
 
     def _has_room(self, candidate: Candidate) -> bool:
         is_http = candidate.method in HTTP_METHODS
-        has_room = self.room.has(self._count[is_http], is_http=is_http)
+        has_room = self.room.takes_more_than(self._count[is_http], is_http=is_http)
         return candidate.has_maker or has_room
 
     def _release(self, candidate: Candidate, way: _Way, instant: Us) -> None:

@@ -424,7 +424,7 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
 
 
 def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]:
-    """Resolve a host to families and socket addresses. Refused where one may not be called."""
+    """A host's families and socket addresses. Failed: it has none. Refused: one is not allowed."""
     address = literal_address(host)
     if address is None:
         found = _resolve(host, port, trip)

@@ -188,7 +188,7 @@ def _scope_of_hold(job: Job, scope: str | None) -> tuple[str, str]:
 
 
 def _cost_by_hook(job: Job, response: Any, cut_note: str) -> Any:
-    """What it cost by `settle`, if cut no less than it was charged. None: as it was charged."""
+    """What it cost by `settle`, if cut no less than charged. None: as charged, or settle failed."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:

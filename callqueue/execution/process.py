@@ -56,7 +56,7 @@ def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     return message.count
 
 
-def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
+def make_calls_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     """Wait out a shortage; make calls in the task, or give back as the worker goes; the count."""
     starvation.shortage.wait_out(patience(task))
     if not max_in_flight():

@@ -152,7 +152,7 @@ def test_what_a_task_makes_itself_is_made_when_it_returns_or_goes_to_another_wor
     for most, made in ((None, 1), (0, 0)):
         if most is not None:
             monkeypatch.setattr(process, "max_in_flight", lambda: 0)  # it was told to go
-        with taking(_released(1)[-1:], process.make_here) as slot:
+        with taking(_released(1)[-1:], process.make_calls_here) as slot:
             assert slot.result(20) == made
         assert CallQueue.objects.done().count() == 1
     assert CallQueue.objects.new().count() == 1
