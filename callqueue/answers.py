@@ -61,7 +61,7 @@ class Answer:
 
 
 def answer_of(attempt: Any, unreadable: Mapping[str, str]) -> Answer | None:
-    """From its columns; None where it has none. `unreadable`: what could not be decrypted is."""
+    """By its columns; None: it has none. `unreadable`: what stands where decryption failed."""
     if attempt.response_size is None:
         return None
     text, form = attempt.response_body, attempt.response_form
@@ -99,7 +99,7 @@ def pack_body(content: bytes, charset: str | None, *, is_cut: bool) -> tuple[str
 
 
 def unpack_body(text: str, form: str) -> bytes:
-    """The bytes that `pack_body` was given; those of the text, where its form gives none back."""
+    """The bytes that `pack_body` was given; those of a scrubbed text; of what is withheld, none."""
     if form == BASE64:
         return b64decode(text)
     codec = "utf-8" if form in (UTF_8, SCRUBBED, SCRUBBED_CUT) else form

@@ -52,7 +52,7 @@ class TooMany(LeftBehind):
 
 
 def within(seconds: float, name: str, work: Callable[[], Any]) -> Any:
-    """What `work` returned. LeftBehind if it takes longer; TooMany while MOST_LEFT go on."""
+    """What `work` returns or raises. LeftBehind if it takes longer; TooMany while MOST_LEFT do."""
     _left.difference_update([errand for errand in tuple(_left) if not errand.is_under_way])
     if sum(errand.name == name for errand in tuple(_left)) >= MOST_LEFT:
         raise TooMany(f"{MOST_LEFT} before this one have had no answer yet")

@@ -160,6 +160,7 @@ class CallQueueBackend(BaseTaskBackend):
         return option(task, args, kwargs) if callable(option) else option
 
     def _read_result(self, call: CallQueue, task: Task[..., Any]) -> TaskResult[..., Any]:
+        """The result by its call's row and those attempts that were begun, in wall time."""
         using = call._state.db or "default"
         begun = tables.attempts(using).charged().filter(call_id=call.pk)
         attempts = list(begun.filter(started_at__isnull=False).order_by("number"))

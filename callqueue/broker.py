@@ -1,5 +1,4 @@
 """Hands messages to the broker: each at once or not at all, never for longer than a few seconds.
-
 Never retries. Only some transports know of a time within which to answer, so each message is sent
 in a thread that can be left behind. A process that makes its calls itself asks no broker:
 `in_this_process`, what would be sent is run.
@@ -64,7 +63,7 @@ def database_kwargs(using: str) -> dict[str, Any]:
 
 
 def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
-    """Send a task in a thread, soon, or run it `in_this_process`; what is refused is dropped."""
+    """Send a task in a thread, or run it `in_this_process`; if eager, here. Refused: dropped."""
     from celery import current_app
 
     if current_app.conf.task_always_eager and not is_in_this_process():
@@ -89,6 +88,7 @@ def finish_sending(seconds: float = LEAVING) -> None:
 
 
 def _send_unsent(number: int) -> None:
+    """Send what is to be sent beside, until nothing is; `number`: which sender this one is."""
     while True:
         with _sending:
             if not _unsent:
@@ -217,8 +217,8 @@ def import_tasks(app: Any) -> None:
 
 def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -> None:
     """Run the task of this name here, by Celery's tracer; a QueuedTask is queued. LookupError where
-    the project has none. What takes longer is left to itself, and it and what exits are taken as
-    sent: who takes a message from a broker does so before he runs it.
+    the project has none; TooMany while many hang. What takes longer is left to itself, and it and
+    what exits are taken as sent: who takes a message from a broker does so before he runs it.
     """
     task = registered_task(app, name)
     if task is None:
@@ -256,6 +256,7 @@ def _within_patience(app: Any, send: Callable[..., Any]) -> None:
 
 
 def _send_by_pool(app: Any, send: Callable[..., Any], used: list[Any]) -> None:
+    """`send` by a producer of the pool, which is put into `used`; a failed one is disconnected."""
     with app.amqp.producer_pool.acquire(block=True, timeout=PATIENCE) as producer:
         used.append(producer)
         try:

@@ -37,7 +37,7 @@ def make_api_call(
     request = make_api_call.request
     if request.is_eager or request.called_directly:
         return executor.execute(using, ids)
-    return (process.make_here if here else process.take_attempts)(using, ids, make_api_call)
+    return (process.make_calls_here if here else process.take_attempts)(using, ids, make_api_call)
 
 
 def _valid_ids(given: Sequence[Any]) -> list[int]:
@@ -55,7 +55,7 @@ def _kept_connection(task: Any, using: str) -> AbstractContextManager[None]:
 @shared_task(name="callqueue.dispenser", ignore_result=True, serializer="json", max_retries=0)
 def dispense(seconds: float | None = None, using: str = "default") -> int:
     """Release calls for `seconds` (by default nine tenths of the beat interval), then leave the
-    worker's slot to others. Does nothing while a process or a worker dispenses all rules.
+    worker's slot to others. Releases nothing while a process or a worker dispenses all rules.
     """
     dispenser = _dispensers.setdefault(using, Dispenser(using))
     if dispense.request.is_eager:
@@ -75,7 +75,7 @@ def dispense(seconds: float | None = None, using: str = "default") -> int:
 def recover_lost_calls(using: str = "default") -> int:
     """Take back what no worker began, end what fell silent, expire, reconcile; the count."""
     recovered = database.persist(using, lambda: recovery.recover(using), during="recovery")
-    return recovered + reconcile.ask_due(using)
+    return recovered + reconcile.ask_hooks(using)
 
 
 @shared_task(

@@ -77,11 +77,11 @@ class Seat:
     def was_never_taken(self) -> bool:
         return not self._said[1]
 
-    def is_own(self) -> bool:
+    def is_held_here(self) -> bool:
         return self._own_number == self._said[0]
 
     def give_sign(self, *, computes: bool) -> None:
-        if self.is_own():
+        if self.is_held_here():
             self._said[2], self._said[1] = computes, time.monotonic()
 
     def leave(self) -> None:
@@ -106,7 +106,7 @@ def _anonymous_file() -> IO[bytes]:
 
 
 class Stop(threading.Event):
-    """Set also once something else is over."""
+    """An event that is set, too, once `is_over` says so; a wait for it does not notice that."""
 
     def __init__(self, is_over: Callable[[], bool]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Releaser:
         return self._ends or process.is_told_to_go()
 
     def _has_to_stop(self) -> bool:
-        return self._is_over() or not self.seat.is_own()
+        return self._is_over() or not self.seat.is_held_here()
 
     def _run(self) -> None:
         """Release while it has the seat; try to have it, until this process ends."""
@@ -158,7 +158,9 @@ class Releaser:
             if self.seat.take(is_idle=self.kind == alive.WORKER):
                 began = time.monotonic()
                 try:
-                    threading.Thread(target=self._speak, name="callqueue-seat", daemon=True).start()
+                    threading.Thread(
+                        target=self._give_signs, name="callqueue-seat", daemon=True
+                    ).start()
                     self._wait_and_release()
                     pause = LOOK
                 except BaseException as error:
@@ -172,9 +174,9 @@ class Releaser:
                 time.sleep(pause)
             time.sleep(WAIT)
 
-    def _speak(self) -> None:
+    def _give_signs(self) -> None:
         """Say that it has the seat. Who releases may have to wait for a database, so not there."""
-        while self.seat.is_own():
+        while self.seat.is_held_here():
             self.seat.give_sign(computes=self.kind == alive.BUSY)
             time.sleep(WAIT)
 
@@ -268,13 +270,13 @@ def _worker_begins(**_: Any) -> None:
 
 
 def _process_begins(**_: Any) -> None:
-    """Begin, but not in the worker's own process, of which the solo pool says so too."""
+    """Begin to release, but not in the worker's own process, of which the solo pool says so too."""
     if _seat is not None and _seat.worker != os.getpid():
         _begin_releasing()
 
 
 def _worker_is_ready(sender: Any, **_: Any) -> None:
-    """Begin, unless the worker forks: then it must have no threads."""
+    """Begin to release, unless the worker forks: then it must have no threads."""
     from celery.concurrency.prefork import TaskPool
 
     if not isinstance(sender.pool, TaskPool) or get_start_method() != "fork":

@@ -175,7 +175,7 @@ def choose(
 
 @dataclass(frozen=True)
 class _Finder:
-    """Finds the candidates of one rule after the other; `sake` as in `choose`."""
+    """Finds and locks the candidates of one rule after the other; `sake` as in `choose`."""
 
     account: Account
     held: Held
@@ -193,6 +193,7 @@ class _Finder:
         return self.sake[1] if self.sake is not None and self.sake[0] == rule else -TOP
 
     def find_candidates(self, rule: str) -> _Found:
+        """Lock a rule's next calls, as many as its limits in calls let go; what others wait for."""
         queues = _queues_not_held(self.account, self.held, rule)
         count = planning.room_of_rule(self.account, rule, self.batch, queues)
         if not count:
@@ -220,7 +221,7 @@ class _Finder:
     def _next_candidates(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
         least = self._least_priority(rule)
         if rule in self.keys.in_turn:
-            return self.keys.candidates(rule, count, least)
+            return self.keys.lock_candidates(rule, count, least)
         using, wall, only = self.account.using, self.keys.wall, self.room.only_http
         found = ready_calls.lock_next(using, rule, wall, count, least, is_http=only)
         return found, Wait(on_room=only is not None)

@@ -1,8 +1,7 @@
-"""What a dispenser does besides releasing: a table of chores, each with how often it is done.
-
-The loop does those of a few statements itself, and has the others done aside, each in a thread of
-its own: one that hangs keeps back nobody. `run_once` does all of them itself. One that fails says
-so, and has its next turn later.
+"""What a dispenser does besides releasing: a table of chores, each with how often it is done. The
+loop does those of a few statements itself, and has the others done aside, each in a thread of its
+own: one that hangs keeps back nobody. `run_once` does all of them itself. One that fails says so,
+and has its next turn later.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ class Chore:
 
     def put_off(self, error: BaseException) -> None:
         self.due_at = time.monotonic() + AGAIN
-        self.tell(f"{type(error).__name__}: {str(error).strip()[:200]}")
+        self.emit_failure(f"{type(error).__name__}: {str(error).strip()[:200]}")
 
-    def tell(self, error: str) -> None:
-        """Emit an event, at most one a minute."""
+    def emit_failure(self, error: str) -> None:
+        """Emit a `chore_failed` with these words, at most one a minute."""
         now = time.monotonic()
         if now - self.told_at >= TELL:
             self.told_at = now
@@ -107,7 +106,7 @@ class Chores:
             now = time.monotonic()
             if chore.is_under_way:
                 if now - chore.began_at >= TELL:
-                    chore.tell(f"it has not ended for {now - chore.began_at:.0f} seconds")
+                    chore.emit_failure(f"it has not ended for {now - chore.began_at:.0f} seconds")
             elif now >= chore.due_at:
                 chore.due_at, chore.began_at = now + chore.every, now
                 self._begin(chore)
@@ -134,7 +133,7 @@ class Chores:
             chore.put_off(error)
 
     def _do(self, chore: Chore, *, again: bool = True) -> None:
-        """Do or put it off. Raises where the database is away, or the transaction around broken."""
+        """Do it (`again`: twice if the database fails), or put off. Raises where that is away."""
         connection = database.raw_connection(self.using)
         try:
             chore.do()
@@ -197,8 +196,8 @@ class Chores:
             broker.send_beside(broker.RECOVER, (self.using,), queue=queue)
 
     def _clean_up(self) -> None:
-        """Clean up once a day, by whoever of many finds first that it is time."""
+        """Clean up a day after this process began or last did, or once calls are a day overdue."""
         is_late = time.monotonic() - self._cleaned_at >= DAY.total_seconds()
-        if is_late or cleanup.overdue_for(self.using) >= DAY:
+        if is_late or cleanup.longest_overdue(self.using) >= DAY:
             self._cleaned_at = time.monotonic()
             cleanup.clean(self.using, vacuum=True)

@@ -65,7 +65,7 @@ class Listener:
         self._connection: object | None = None
 
     def wait(self, stop: threading.Event, seconds: float) -> set[str]:
-        """Wait so long, or until a call is sent: the rules that may have calls now, "" for any."""
+        """Wait so long at most, or until a send: the rules that may have calls now, "" for any."""
         if seconds < SHORT or time.monotonic() < self._not_before:
             self.disarm()
         elif self._follow_connection():
@@ -160,7 +160,9 @@ class Dispenser:
         self._emitted: dict[str, float] = {}
 
     def run(self, *, stop: threading.Event | None = None, seconds: float | None = None) -> None:
-        """Release until `stop` is set, or for `seconds`. A database or broker is waited for."""
+        """Release until `stop` is set, or for `seconds`. A database or broker is waited for; so is,
+        for some seconds at the end, what is done beside the loop.
+        """
         stop, self.membership.runs = stop or threading.Event(), True
         # Of somebody's transaction, a thread beside this one would see nothing.
         self.chores.is_loop = not database.in_transaction(self.using)
@@ -200,7 +202,7 @@ class Dispenser:
             stop.wait(left)
 
     def run_once(self, *, maintain: bool = True) -> int:
-        """Do a round of chores, then release whatever may go now; the count of attempts."""
+        """Do a round of chores (`maintain`), then release what may go; the count of attempts."""
         released: list[int] = []
         database.persist(self.using, lambda: self._run_once(maintain, released), during="release")
         return sum(released)
@@ -242,7 +244,7 @@ class Dispenser:
         return group.is_due(time.monotonic()) and room.most >= 1
 
     def _do_apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
-        """Do it. A fault puts the group off, and no other; a database that is away stops all."""
+        """Do `work`. A fault in it puts off this group alone; a database that is away stops all."""
         try:
             work(group)
         except (DatabaseError, InterfaceError):
@@ -526,8 +528,8 @@ def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
 
 
 def hold_everything(using: str) -> None:
-    """Hold every rule until nothing that the ledger may have forgotten counts any more: a full
-    window of its limits, and a call's longest time. No pause makes this shorter:
+    """Hold every rule of these settings until nothing that the ledger may have forgotten counts any
+    more: for the longest of its limits' windows and a call's time. No pause makes this shorter:
     `control.resume(restored=True)` ends it.
     """
     config, book = conf.current(), book_in_force(using)

@@ -37,7 +37,7 @@ class Room:
         """Whether there is room for HTTP calls only, or for others only; None: for both."""
         return None if self.http >= 1 and self.handled >= 1 else self.http >= 1
 
-    def has(self, count: int, *, is_http: bool) -> bool:
+    def takes_more_than(self, count: int, *, is_http: bool) -> bool:
         """Whether it takes one more HTTP call, or one more other, than `count` of them."""
         return count < (self.http if is_http else self.handled)
 
@@ -94,7 +94,7 @@ class NextLook:
 
     after: float = 0.0
     on_ready: bool = False  # only once one of the rules has a call that is ready
-    on_answer: bool = False  # earlier, once fewer are open or untold than these
+    on_answer: bool = False  # earlier, once other numbers than these are open or untold
     open_attempts: int | None = None  # None: too many to count
     untold_attempts: int | None = None
     goes_on: bool = False  # at once: calls are left that this pass did not look at
@@ -204,7 +204,7 @@ class RuleGroup:
             self.look_at = until
 
     def notice_answers(self, glances: Mapping[str, Glance]) -> None:
-        """Want a pass at once where these glances, by rule, show that attempts were answered."""
+        """Want a pass at once where glances, by rule, show a change in what is open or untold."""
         seen = [glances[rule] for rule in self.rules]
         open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
         newest_end = max(one.newest_end for one in seen)

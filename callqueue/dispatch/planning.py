@@ -185,7 +185,7 @@ class _Planner:
 
     def _has_room(self, candidate: Candidate) -> bool:
         is_http = candidate.method in HTTP_METHODS
-        has_room = self.room.has(self._count[is_http], is_http=is_http)
+        has_room = self.room.takes_more_than(self._count[is_http], is_http=is_http)
         return candidate.has_maker or has_room
 
     def _release(self, candidate: Candidate, way: _Way, instant: Us) -> None:
@@ -222,9 +222,7 @@ class _Planner:
         return bool(settles and has_open) and budget.limit.window_us <= SHORT
 
     def _best_way(self, candidate: Candidate) -> _Way | None:
-        """The best way, as `_rank` says, or the first where all wait for an answer; None where all
-        queues are held, or their workers behind.
-        """
+        """Best by `_rank`; the first, if all wait for answers; None: all held or workers behind."""
         rule, names = candidate.rule, self.account.book.rules[candidate.rule].queue_names
         free = [queue for queue in names if not self.held.blocking_hold(rule, None, queue)]
         if not candidate.has_maker:

@@ -45,7 +45,7 @@ def pack(released: Iterable[Candidate]) -> list[Message]:
         # what waits for its slot does so side by side; what waits for a worker wants no second
         spread = 1 if waits else SPREAD
         size = 1 if alone else max(1, min(MESSAGE_SIZE, -(-len(ids) // spread)))
-        kind = Here if alone else list
+        kind = IdsMadeHere if alone else list
         packed += [(queue, kind(ids[i : i + size])) for i in range(0, len(ids), size)]
     return packed
 
@@ -54,7 +54,7 @@ def _message_kind(released: Candidate) -> tuple[str, bool, bool]:
     return released.queue, released.method not in HTTP_METHODS, released.waits
 
 
-class Here(list[int]):
+class IdsMadeHere(list[int]):
     """The id of an attempt that the message's task makes itself, since it is no HTTP call."""
 
 
@@ -66,7 +66,10 @@ def publish(using: str, batch: Sequence[Message]) -> None:
     """Send the messages. BrokerAway where the broker refuses one: it and the rest are voided."""
     task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
-        options = {**database_kwargs(using), **({"here": True} if isinstance(ids, Here) else {})}
+        options = {
+            **database_kwargs(using),
+            **({"here": True} if isinstance(ids, IdsMadeHere) else {}),
+        }
         try:
             if current_app.conf.task_always_eager:
                 task.apply_async((ids,), options)
@@ -92,7 +95,7 @@ class Outbox:
         self._away_since: float | None = None
 
     def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
-        """Publish `beside` the loop or here. Raises all but BrokerAway: then `undo_doubtful`."""
+        """Publish `beside` the loop (waits PROMPT) or here. All but BrokerAway is raised: undo."""
         messages = pack(released)
         if beside:
             group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))
@@ -106,7 +109,7 @@ class Outbox:
         self._note_end_of_sending(group, error)
 
     def notice_if_done(self, group: RuleGroup, within: float = 0.0) -> None:
-        """Notice if what the group has published is sent, or refused. Raises as `send` does."""
+        """Wait `within` seconds; notice if its messages are sent or refused. Raises as `send`."""
         sending = group.sending
         if sending is None or not sending.done.wait(within):
             return
@@ -116,6 +119,7 @@ class Outbox:
         self._note_end_of_sending(group, sending.error)
 
     def _note_end_of_sending(self, group: RuleGroup, error: BrokerAway | None) -> None:
+        """Note that the group's messages are published, or were refused and are voided."""
         if error is None:
             self.alone_until, self._away_since = -math.inf, None
         else:
@@ -145,7 +149,7 @@ class Outbox:
             group.unmade, group.unpublished_from = "", 0.0
 
     def end(self, groups: Collection[RuleGroup], within: float) -> None:
-        """Wait until all is published, so many seconds, and undo the rest."""
+        """Wait `within` seconds till all is published; undo the rest, for as long again at most."""
         end = time.monotonic() + within
         for group in groups:
             if group.sending is not None:

@@ -56,8 +56,7 @@ Take = Callable[[Begun], Callable[[bool], None]]  # see Taker
 @dataclass(frozen=True)
 class Taker:
     """Who makes what a pass releases, and has it begun with its charge. `take` is given it before
-    it is committed, and what it returns is told whether it is: so all is ready for the first byte
-    by then.
+    the commit, and what it returns is told whether that came: all is ready for the first byte then.
     """
 
     worker: str  # a name that no other pass has
@@ -194,6 +193,7 @@ def _attempts_to_insert(
 
 
 def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Insert attempts; their ids in the same order, read where the database returns none."""
     ids = database.insert_each(tables.CallAttempt, using, attempts)
     if ids[0] is not None:
         return [pk or 0 for pk in ids]

@@ -23,7 +23,7 @@ Place = tuple[str, int, str]  # a rule, a priority and a key
 
 
 class KeysInTurn:
-    """The keys that one pass looks at: `candidates` of each rule, then `finish` after the plan."""
+    """The keys that one pass looks at: `lock_candidates` of each rule, `finish` after the plan."""
 
     def __init__(self, account: Account, held: holds.Held, batch: int) -> None:
         self.account, self.held, self.batch = account, held, batch
@@ -42,10 +42,10 @@ class KeysInTurn:
         if self.in_turn or account.memo.in_turn:
             self._give_and_wake_turns()
 
-    def candidates(
+    def lock_candidates(
         self, rule: str, count: int, least_priority: int = -TOP
     ) -> tuple[list[Candidate], Wait]:
-        """Candidates of the next keys of a rule that lets `count` go; whether keys are left."""
+        """Lock calls of the next keys of a rule that lets `count` go; whether keys are left."""
         self.rules.append(rule)
         most = min(KEYS, max(FEWEST, 2 * count))
         listed = self._read_turns(rule, most, least_priority)
@@ -60,7 +60,7 @@ class KeysInTurn:
         return found, Wait(is_unfinished=is_full and count > most)
 
     def finish(self, made: Plan) -> Wait:
-        """After the plan: served keys go behind the others; what the blocked ones wait for."""
+        """Save turns after a plan: served keys go behind others; what the blocked ones wait for."""
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
         self._block_kept_back(made)
@@ -116,13 +116,13 @@ class KeysInTurn:
             hold = self.held.blocking_hold(rule, turn.key)
             if hold is not None:
                 self._block_by_hold(turn, hold)
-            elif n := self._room_of(rule, turn, count):
+            elif n := self._room_of_key(rule, turn, count):
                 counts[turn] = n
         share = max(1, -(-self.batch // max(1, len(counts))))
         return {turn: min(n, share) for turn, n in counts.items()}
 
-    def _room_of(self, rule: str, turn: Turn, count: int) -> int:
-        """Calls of cost 1 that the key's limits let go; at 0 it is blocked."""
+    def _room_of_key(self, rule: str, turn: Turn, count: int) -> int:
+        """Calls of cost 1 that its limits let go, one more in other units; at 0 it is blocked."""
         least = count
         for budget in self.account.book.budgets[rule]:
             if budget.limit.is_keyed:

@@ -57,11 +57,10 @@ def begin(
     using: str, attempt_ids: Sequence[int], worker: str = "", lease: float | None = None
 ) -> list[Job]:
     """Take these attempts, those that are still to be begun or that this worker has, since the
-    answer to a first try may have been lost; in the order in which to send them. `lease`: seconds
-    for which they are taken; None: as their rules say.
-    A database that is away is waited for, for as long as a release is good for; and what is locked
-    after a try that failed, for a while: its commit may come through yet, and then nobody else
-    makes what it has begun.
+    answer to a first try may have been lost; in the order in which to send them. Gives back the
+    rest. `lease`: seconds for which they are taken; None: as their rules say. A database that is
+    away is waited for, for as long as a release is good for; and what is locked after a try that
+    failed, for a while: its commit may come through yet, and nobody else makes what it has begun.
     """
     name, seconds, doubt_ends = worker or new_worker_name(), conf.current().release_lease, 0.0
 

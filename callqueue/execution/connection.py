@@ -147,7 +147,7 @@ def reason_of(error: Exception) -> str:
     return str(said) or type(error).__name__
 
 
-def now() -> Mono:
+def monotonic() -> Mono:
     """Seconds, from a clock that never jumps; a test may put another in its place."""
     return clock()
 
@@ -157,30 +157,32 @@ class Trip:
 
     def __init__(self, timeouts: Timeouts, gate: Gate, policy: Policy) -> None:
         self.timeouts, self.gate, self.policy = timeouts, gate, policy
-        self.ends = min(clock() + timeouts.total, gate.ends)
+        self.ends = min(monotonic() + timeouts.total, gate.ends)
         self.in_gate = 0.0
         self.kept = 0  # bytes of its body, decoded
         self._off_network = self._turns = 0
 
-    def left(self, bound: float = math.inf) -> float:
-        """Seconds that the next wait may take. TimeoutError where the total is used up."""
-        left = self.ends - clock()
+    def seconds_left(self, bound: float = math.inf) -> float:
+        """Seconds that the next wait may take, `bound` at most. TimeoutError where none is left."""
+        left = self.ends - monotonic()
         if left <= 0:
             raise TimeoutError(f"{self._last_bound()} is over")
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
         """Wait in it; the seconds. The end moves by them, but not past the gate's own."""
-        before = clock()
+        before = monotonic()
         self.gate.wait()
-        waited = clock() - before
+        waited = monotonic() - before
         self.in_gate += waited
         self.ends = min(self.ends + waited, self.gate.ends)
         return waited
 
     def why_late(self, name: str, bound: float) -> str:
         """In words: this timeout of a step, or what ended the whole trip before it."""
-        return self._last_bound() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
+        return (
+            self._last_bound() if self.ends <= monotonic() else f"the {name} timeout of {bound:g} s"
+        )
 
     def _last_bound(self) -> str:
         if self.ends == self.gate.ends:
@@ -188,7 +190,7 @@ class Trip:
         return f"the total timeout of {self.timeouts.total:g} s"
 
     def note_read(self, count: int) -> None:
-        """Count a read or chunk of the answer. Flooded by too many, or where hardly any is body."""
+        """Count a read of the answer; rest after some. Flooded by many, or where few are body."""
         self._off_network += count
         self._turns += 1
         if self._off_network - self.kept > WASTE + self._off_network // 4:
@@ -229,7 +231,7 @@ class Connection(HTTPConnection):
         for _ in range(3):
             if self.sock is None:
                 self.connect()
-            if trip.ends <= now():
+            if trip.ends <= monotonic():
                 raise Failed(f"nothing was sent to {self._place}: {trip.why_late('', 0)} is over")
             if trip.pass_gate() < _UNNOTICED or self.is_connected:
                 return self._transmit(trip)
@@ -273,9 +275,9 @@ class Connection(HTTPConnection):
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NOTHING_LATER)
-                sock.settimeout(trip.left(bound))
+                sock.settimeout(trip.seconds_left(bound))
                 sock.connect(where)
-                sock.settimeout(trip.left(bound))  # for the TLS handshake
+                sock.settimeout(trip.seconds_left(bound))  # for the TLS handshake
                 sys.audit("http.client.connect", self, self.host, self.port)
                 return sock
             except BaseException as failure:
@@ -286,18 +288,20 @@ class Connection(HTTPConnection):
         raise error
 
     def _transmit(self, trip: Trip) -> None:
-        """Send what was composed. Failed where none of it went out, or it is late and no answer is
-        there; what else breaks a send is for getresponse to tell: an answer may be there.
+        """Send what was composed. Failed or Starved where none of it went out, Failed where it is
+        late and no answer is there; what else breaks a send is for getresponse to tell: it may be.
         """
         gate, sock, outgoing, self._outgoing = trip.gate, self.sock, self._outgoing, []
         before, gate.is_whole, self._is_unsent = gate.sent_at, False, True
         self.is_whole = self.is_resting = False
         # Ahead of the send: what strikes from outside, such as a task's time limit, must not find
         # it unmarked.
-        gate.sent_at = now()
+        gate.sent_at = monotonic()
         try:
             if _USER_TIMEOUT is not None:  # the kernel tries to deliver it for no longer than that
-                sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(trip.left() * 1e3)))
+                sock.setsockopt(
+                    socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(trip.seconds_left() * 1e3))
+                )
             for data in [b"".join(outgoing)] if sum(map(len, outgoing)) <= _PIECE else outgoing:
                 self._send_in_pieces(trip, memoryview(data))
             self.is_whole, gate.has_arrived = True, self.has_arrived  # type: ignore[method-assign]
@@ -315,9 +319,9 @@ class Connection(HTTPConnection):
 
     def _send_in_pieces(self, trip: Trip, data: memoryview) -> None:
         while data:
-            _set_timeout(self.sock, trip.left(trip.timeouts.read))
+            _set_timeout(self.sock, trip.seconds_left(trip.timeouts.read))
             count = self.sock.send(data[:_PIECE])
-            trip.gate.sent_at, self._is_unsent = now(), False
+            trip.gate.sent_at, self._is_unsent = monotonic(), False
             data = data[count:]
 
     def has_arrived(self) -> bool:
@@ -334,7 +338,7 @@ class Connection(HTTPConnection):
     def getresponse(self) -> BaseHTTPResponse:  # type: ignore[override]
         """The head of the answer; its body is still to be read. Failed where there is none."""
         try:
-            self.timeout = self.trip.left(self.trip.timeouts.read)  # which urllib3 sets
+            self.timeout = self.trip.seconds_left(self.trip.timeouts.read)  # which urllib3 sets
             return super().getresponse()
         except TimeoutError:
             raise Failed(f"no answer from {self._place} within {self._why_read_late}") from None
@@ -352,7 +356,7 @@ class Connection(HTTPConnection):
         return head
 
     def close(self) -> None:
-        """Close, and take back what is on its way: what is not delivered yet never will be."""
+        """Close; of a request that is on its way, what is not delivered yet never will be."""
         if self.is_resting and self.sock is not None:
             with suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AS_USUAL)
@@ -369,7 +373,7 @@ class Connection(HTTPConnection):
     @property
     def is_connected(self) -> bool:
         """Whether it is not idle for long, and neither its end nor an answer waits in it."""
-        if self.sock is None or now() - self.idle_since > IDLE_SECONDS:
+        if self.sock is None or monotonic() - self.idle_since > IDLE_SECONDS:
             return False
         return not self._has_unread()
 
@@ -420,7 +424,7 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
 
 
 def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]:
-    """Resolve a host to families and socket addresses. Refused where one may not be called."""
+    """A host's families and socket addresses. Failed: it has none. Refused: one is not allowed."""
     address = literal_address(host)
     if address is None:
         found = _resolve(host, port, trip)
@@ -441,7 +445,7 @@ def _resolve(host: str, port: int, trip: Trip) -> list[Any]:
     # of one name are bounded in number, and keep no other name from being tried.
     ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        return list(aside.within(trip.left(), f"lookup {host}", ask))
+        return list(aside.within(trip.seconds_left(), f"lookup {host}", ask))
     except (aside.LeftBehind, TimeoutError) as error:
         late = f"took longer than {trip.why_late('total', trip.timeouts.total)}"
         late = f"is not tried: {error}" if isinstance(error, aside.TooMany) else late
@@ -473,10 +477,10 @@ class _Reader(io.RawIOBase):
         """As io's; the gate is told when these bytes came."""
         gate = self._trip.gate
         gate.answered_at = None  # where nothing more comes, what came before was not the answer
-        _set_timeout(self._sock, self._trip.left(self._trip.timeouts.read))
+        _set_timeout(self._sock, self._trip.seconds_left(self._trip.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
         # the end of a connection is no data, of which the system tells
-        gate.answered_at = now() - (_seconds_since_last_bytes(self._sock) if count else 0.0)
+        gate.answered_at = monotonic() - (_seconds_since_last_bytes(self._sock) if count else 0.0)
         self._trip.note_read(count or 0)
         return count
 

@@ -21,8 +21,8 @@ LOCKED = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between looks at attempts that so
 
 def execute(using: str, attempt_ids: Sequence[int]) -> int:
     """Make the calls of these attempts, those still to be begun; the count, once all are recorded.
-    Whatever is raised in this thread, what has been sent is recorded and what has not is given
-    back; then it is raised again.
+    The rest is given back, `give_back_once_free`. Whatever is raised in this thread, what has been
+    sent is recorded and what has not is given back; then it is raised again.
     """
     execution = _Execution(using, attempt_ids)
     try:
@@ -55,6 +55,7 @@ class _Execution:
         return len(self.jobs)
 
     def record_or_give_back(self, struck: BaseException) -> None:
+        """Record what was made, void what was not sent; what a struck begin took is found again."""
         database.close_all()  # what struck may have done so in the middle of an answer
         if self.jobs is None and recorder.interruption(struck) is not None:
             self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)

@@ -88,7 +88,7 @@ class Clearance:
         return self._is_begun
 
     def give(self, *, is_begun: bool) -> None:
-        """Let them go, the first of them before this thread goes on: they share an interpreter."""
+        """Tell them, and wait HEARD for the first of them to go: they share an interpreter."""
         self._is_begun = is_begun
         self._given.set()
         self._heard.wait(HEARD)
@@ -119,8 +119,8 @@ class Flight:
         threading.Thread(target=self._fly, name="callqueue-flight", daemon=True).start()
 
     def board(self, attempt_ids: Sequence[int], seconds: float | None) -> Message:
-        """Hand over attempts, and wait until they are under way and there is room for more, or it
-        shows that there is none for some of them. After so many seconds no more are begun.
+        """Hand over attempts; wait until they are under way and there is room for more, or none for
+        some of them. After `seconds` (None: never) no more begin, and it returns in as many more.
         """
         message = Message(attempt_ids)
         self.inbox.put(message)
@@ -163,7 +163,7 @@ class Flight:
         return 0 if starvation.shortage.is_on else int(max(0, most - len(self.under_way)))
 
     def land(self, *, seconds: float | None) -> None:
-        """Wait until nothing is in flight, or nothing can be any more."""
+        """Wait until nothing is in flight, or leases are over; `seconds` (None: any) at most."""
         landed = threading.Event()
         self.inbox.put(landed)
         now = latest = clocks.monotonic()
@@ -220,7 +220,7 @@ class Flight:
             self._take_in(self.inbox.get(timeout=timeout))
         except queue.Empty:
             if not is_waited_for:  # for a while: no call takes what is open, and it costs
-                wire.close_idle()
+                wire.close_idle_connections()
                 self._take_in(self.inbox.get())
         with suppress(queue.Empty):
             while True:
@@ -235,9 +235,7 @@ class Flight:
             self._launch(news)
 
     def _take_ended(self) -> list[Result]:
-        """What has ended, once it is time to record it; voided, what no thread could be had for.
-        Where all stalls, another thread joins.
-        """
+        """What ended and is due to be recorded; unserved jobs, voided. A stall adds a thread."""
         crew, now = self.crew, time.monotonic()
         if len(crew.ended) > self.seen:
             self.first = self.first if self.seen else now
@@ -271,7 +269,7 @@ class Flight:
                 events.emit("record_failed", **result.job.facts, error=type(error).__name__)
 
     def _begin_waiting(self) -> None:
-        """Begin what messages have waiting, as far as there is room, all together."""
+        """Begin and launch what messages have waiting, as far as there is room, all together."""
         wanted: dict[int, Message] = {}
         most, room = self.max_in_flight(), self.room()
         for message in self.boarding:
@@ -348,8 +346,7 @@ def _threads_for(jobs: Collection[Job]) -> int:
 
 class Crew:
     """The threads of a process that make its calls: `pending` jobs in, what has `ended` out, None
-    where nothing came of it, or `work` raised. `ring` is called by each thread that finds no more
-    to do.
+    where nothing came of it or `work` raised. Each thread that finds no more to do calls `ring`.
     """
 
     def __init__(self, work: Callable[[Job], Result | None], ring: Callable[[], None]) -> None:

@@ -32,50 +32,55 @@ ELSEWHERE = timedelta(seconds=10)  # until a call is released again that workers
 
 def result_of_answer(job: Job, answer: Answer) -> Result:
     """Of an answer, judged, with its times; sets when the call was first sent."""
-    ended_at, ended_mono = job.now(), clocks.monotonic()
+    ended_at, ended_mono = job.ledger_time_now(), clocks.monotonic()
     sent_at, arrived = None, answer.sent_at
     if arrived is not None and job.gate is not None:
         arrived = job.gate.latest_arrival(arrived, ended_mono)
     if arrived is not None:
         sent_at = min(ended_at, job.ledger_time_at(arrived))
     if answer.sent and job.call.first_sent_dt is None:
-        job.call.first_sent_dt = job.wall(sent_at or ended_at)
-    return _unstamped_result(job, answer, job.wall(ended_at)).stamp(ended_at, ended_mono, sent_at)
+        job.call.first_sent_dt = job.to_wall(sent_at or ended_at)
+    return _unstamped_result(job, answer, job.to_wall(ended_at)).stamp(
+        ended_at, ended_mono, sent_at
+    )
 
 
 def result_of_value(job: Job, value: object) -> Result:
     """Of what a handler returned: an outcome, or anything else, with which it succeeded."""
-    ended_at, ended_mono = job.now(), clocks.monotonic()
+    ended_at, ended_mono = job.ledger_time_now(), clocks.monotonic()
     verdict = value if isinstance(value, outcome.OUTCOMES) else Succeeded(value)
-    return _result_of_verdict(job, verdict, job.wall(ended_at)).stamp(ended_at, ended_mono)
+    return _result_of_verdict(job, verdict, job.to_wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def result_of_failure(job: Job, why: str) -> Result:
     """Nothing was sent, or a handler failed: retried as the rule's Retry says."""
-    ended_at, ended_mono = job.now(), clocks.monotonic()
-    return transitions.after_failure(job, why, job.wall(ended_at)).stamp(ended_at, ended_mono)
+    ended_at, ended_mono = job.ledger_time_now(), clocks.monotonic()
+    return transitions.after_failure(job, why, job.to_wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def result_of_loss(job: Job, why: str) -> Result:
     """Sent, and no answer: the rule's `on_lost` decides."""
-    ended_at, ended_mono = job.now(), clocks.monotonic()
-    return transitions.after_loss(job, why, job.wall(ended_at)).stamp(ended_at, ended_mono)
+    ended_at, ended_mono = job.ledger_time_now(), clocks.monotonic()
+    return transitions.after_loss(job, why, job.to_wall(ended_at)).stamp(ended_at, ended_mono)
 
 
 def result_of_unfit(job: Job) -> Result:
     """Of a job that cannot be made here. For want of descriptors, none is taken for a while."""
     if job.unfit == claim.EXPIRED:
-        return transitions.after_expiry(job).stamp(job.now(), Mono(0.0))
+        return transitions.after_expiry(job).stamp(job.ledger_time_now(), Mono(0.0))
     if job.unfit == claim.NEWER:
-        return transitions.after_void(job, job.unfit, job.wall(job.now()) + ELSEWHERE)
+        return transitions.after_void(
+            job, job.unfit, job.to_wall(job.ledger_time_now()) + ELSEWHERE
+        )
     if job.unfit == claim.STARVED:
         starvation.shortage.begin(claim.STARVED)
         return transitions.after_void(job, claim.STARVED)
     given_up = transitions.after_giving_up(job, job.unfit or "", states.VOIDED)
-    return given_up.stamp(job.now(), Mono(0.0))
+    return given_up.stamp(job.ledger_time_now(), Mono(0.0))
 
 
 def _unstamped_result(job: Job, answer: Answer, now: datetime) -> Result:
+    """What came of the job, by how far its request got; the times are still to be stamped."""
     if answer.dropped and not answer.sent:
         return transitions.after_void(job, answer.error)
     if answer.refused:
@@ -128,7 +133,7 @@ def _verdict_of_response(job: Job, response: Any) -> Outcome:
         response.status_code,
         response.headers,
         retry_statuses=retry.statuses,
-        now=job.wall(job.now()),
+        now=job.to_wall(job.ledger_time_now()),
         max_hold=retry.max_hold,
     )
 
@@ -151,8 +156,7 @@ def _result_of_verdict(job: Job, verdict: Outcome, now: datetime, note: str = ""
 
 def _arguments_of_hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
     """The hold that a verdict asks for, as the arguments of `holds.lay`: at most `max_hold` long.
-    One that names no time to come lasts for the rule's backoff, and makes none longer that is in
-    force.
+    One that names no time to come lasts for the rule's backoff, and extends none in force.
     """
     retry, seconds = job.sound_rule.retry, _seconds_until(verdict.until, now)
     is_named = not seconds <= 0  # what is no number fails below: such a verdict is none
@@ -175,7 +179,7 @@ def _seconds_until(until: float | timedelta | datetime | None, now: datetime) ->
 
 
 def _scope_of_hold(job: Job, scope: str | None) -> tuple[str, str]:
-    """What a hold covers: the scope named, or the narrowest `per` of the rule that the call has."""
+    """What a hold covers: the scope named, else the rule's narrowest `per`, if the call has it."""
     pers = [scope] if scope else [limit.per for limit in job.sound_rule.limits]
     for per in pers:
         if per not in ("rule", "queue") and (value := key_part(job.call.key, per)):
@@ -184,7 +188,7 @@ def _scope_of_hold(job: Job, scope: str | None) -> tuple[str, str]:
 
 
 def _cost_by_hook(job: Job, response: Any, cut_note: str) -> Any:
-    """What it cost by `settle`, if cut no less than it was charged. None: as it was charged."""
+    """What it cost by `settle`, if cut no less than charged. None: as charged, or settle failed."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
@@ -237,16 +241,18 @@ def verdict(
 
 
 def advice_of_retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
-    """Retry-After (RFC 9110 section 10.2.3): seconds, or an HTTP date, which counts from the
-    answer's own sane Date, since the provider's clock wrote both.
-    """
+    """Retry-After (RFC 9110 section 10.2.3): seconds, or an HTTP date, by the provider's clock."""
     plain = _plain_headers(headers)
     if not (value := plain.get("retry-after")):
         return Advice()
     wait = _parse_number(value)
     if wait is None and (date := _parse_date(value)) is not None:
         wait = (date - _their_clock(plain, now)).total_seconds()
-    return Advice(note="its Retry-After is unusable") if wait is None else _clamp(wait, max_hold)
+    return (
+        Advice(note="its Retry-After is unusable")
+        if wait is None
+        else _clamped_advice(wait, max_hold)
+    )
 
 
 def advice_of_rate_limits(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
@@ -262,10 +268,13 @@ def advice_of_rate_limits(headers: Mapping[str, str], *, now: datetime, max_hold
             continue
         if "remaining" in name and (count := _parse_number(value)) is not None:
             is_used_up[name.replace("remaining", "")] = count < 1
-        elif "reset" in name and (wait := _reset_in_s(value, _their_clock(plain, now))) is not None:
+        elif (
+            "reset" in name
+            and (wait := _seconds_to_reset(value, _their_clock(plain, now))) is not None
+        ):
             resets[name.replace("reset", "")] = wait
     waits = [wait for name, wait in resets.items() if not is_used_up or is_used_up.get(name)]
-    return _clamp(max(waits), max_hold) if waits else Advice()
+    return _clamped_advice(max(waits), max_hold) if waits else Advice()
 
 
 def _plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -293,13 +302,13 @@ def _hold_by_headers(
     return HoldUntil(None, why)
 
 
-def _clamp(seconds: float, max_hold: float) -> Advice:
+def _clamped_advice(seconds: float, max_hold: float) -> Advice:
     if seconds <= max_hold:
         return Advice(max(0.0, seconds))
     return Advice(float(max_hold), note=f"clamped; it named {seconds:.12g} s")
 
 
-def _reset_in_s(value: str, clock: datetime) -> float | None:
+def _seconds_to_reset(value: str, clock: datetime) -> float | None:
     number = _parse_number(value)
     if number is None:
         date = _parse_date(value)

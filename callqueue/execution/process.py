@@ -33,17 +33,16 @@ before_landing: list[Callable[[float | None], None]] = []
 
 
 def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Begin these attempts, those still to be begun, and get their calls under way; the count.
-    Waits until this process has room for another call. What there is no room for goes on to another
-    process; what was not begun well before a time limit of the task is given back, and so is all
-    where the process has no thread for its calls.
+    """Begin these attempts, if still to be begun, and get their calls under way; the count. Waits
+    until there is room for another. What has no room here goes on to another process; what was not
+    begun well before a time limit of the task is given back, and all where no thread can be had.
     """
     try:
         flight = flight_of(using)
     except (RuntimeError, MemoryError) as error:
         starvation.shortage.begin(str(error))
         _give_back(using, attempt_ids)
-        starvation.shortage.rest(patience(task))  # others have its messages meanwhile
+        starvation.shortage.wait_out(patience(task))  # others have its messages meanwhile
         return 0
     message = flight.board(attempt_ids, patience(task))
     if message.error is not None:
@@ -57,9 +56,9 @@ def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     return message.count
 
 
-def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Make calls in the task itself, or give them back as the worker goes; the count begun."""
-    starvation.shortage.rest(patience(task))
+def make_calls_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
+    """Wait out a shortage; make calls in the task, or give back as the worker goes; the count."""
+    starvation.shortage.wait_out(patience(task))
     if not max_in_flight():
         _give_back(using, attempt_ids)
         return 0
@@ -84,7 +83,7 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
 
 
 def land(*, seconds: float | None = None) -> None:
-    """Put no more into flight; wait until nothing is, leases have ended, or for so many seconds."""
+    """Put no more into flight; wait for what is (`seconds` each; None: by leases), and messages."""
     for end in before_landing:
         end(seconds)
     for own in list(_flights.values()):

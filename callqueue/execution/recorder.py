@@ -35,8 +35,8 @@ NOTHING: Mapping[str, Any] = {
 
 
 def record(using: str, ended: Sequence[Result]) -> None:
-    """Record, lay holds and trip breakers; keep trying while the database is away and a lease still
-    runs. A result that cannot be stored keeps none of the others from it.
+    """Record, lay holds and trip breakers. Tries again while the database is away and a lease runs,
+    then raises. A result that cannot be stored keeps none of the others from it.
     """
     pause = 0.05
     while True:
@@ -128,7 +128,7 @@ def _make_bare(result: Result, error: Exception) -> Result:
 
 
 def drop_answer(result: Result, error: Exception) -> None:
-    """Keep of an answer that could not be stored its status alone; the texts name the error."""
+    """Keep only the status of an answer that cannot be cleaned or stored; texts name the error."""
     status = getattr(result.response, "status_code", None)
     why = f"what it said could not be stored ({type(error).__name__})"
     result.kept, result.error, result.why = NOTHING, why, why if result.why else ""
@@ -147,7 +147,7 @@ def interruption(raised: BaseException | None) -> BaseException | None:
 
 
 def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
-    """Columns that mark, for the next pass, what costs otherwise than charged or ended long ago."""
+    """Columns that mark for the next pass what was voided, recorded late or cost not as charged."""
     if charged == cost and outcome != states.VOIDED and not is_late:
         return {}
     return {"charged": charged, "correction_pending": True}
@@ -194,6 +194,7 @@ def _sent_and_finished_at(result: Result, reading: Reading) -> tuple[datetime | 
 
 
 def _announce(using: str, results: Sequence[Result]) -> None:
+    """Log what each call became; announce the ends of which somebody is to be told."""
     ended = []
     for result in results:
         job, call, status = result.job, result.job.call, result.status

@@ -108,12 +108,12 @@ def make(job: Job) -> Result:
         why = str(error) if is_own else texts.worded(error)
         return scrub_result(judging.result_of_failure(job, why), ())
     if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
-        return scrub_result(_make_with_secrets(job, params), ())
+        return scrub_result(_make_unscrubbed(job, params), ())
     with withholding(values, call.method, job.params):
-        return scrub_result(_make_with_secrets(job, params), values)
+        return scrub_result(_make_unscrubbed(job, params), values)
 
 
-def _make_with_secrets(job: Job, params: Mapping[str, Any]) -> Result:
+def _make_unscrubbed(job: Job, params: Mapping[str, Any]) -> Result:
     job.gate = gate = SlotGate(job)
     try:
         if job.call.method in HTTP_METHODS:
@@ -137,7 +137,7 @@ def _result_of_drop(job: Job, dropped: wire.Dropped) -> Result:
 
 
 def _send_request(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
-    """Send it, and note how long the answer took for what is expected of the next one."""
+    """Send it; note a shortage, or how long the answer took, as is expected of the next then."""
     rule = job.sound_rule
     timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
@@ -173,6 +173,7 @@ def _policy(job: Job) -> wire.Policy:
 
 
 def _call_handler(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
+    """Pass the gate, and call the handler; what it returns. Sets when the call was first sent."""
     call, handler = job.call, find_handler(job.call.method)
     if want := why_starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
@@ -188,7 +189,7 @@ def _call_handler(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object
         is_last=call.failed_count + 1 >= job.sound_rule.retry.max_attempts,
     )
     if call.first_sent_dt is None:
-        call.first_sent_dt = job.wall(job.now())
+        call.first_sent_dt = job.to_wall(job.ledger_time_now())
     answer = handler(params, context)
     if isinstance(answer, Coroutine):  # nothing was made yet, and nobody would await it
         answer.close()
@@ -201,9 +202,9 @@ def _call_handler(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object
 
 
 def scrub_result(result: Result, values: tuple[str, ...]) -> Result:
-    """The result with no secret in its texts, nor in what is kept of its answer: these values, and
-    whatever looks like a credential. Its texts lose the call's own strings too: they are logged,
-    and are not encrypted.
+    """The result, changed: no secret is in its texts, nor in what is kept of its answer, neither
+    these values nor what looks like a credential. Its texts lose the call's own strings too: they
+    are logged, and are not encrypted.
     """
     hold = result.hold or {"reason": ""}
     said = {result.error, result.why, hold["reason"]} - {""}
@@ -278,7 +279,7 @@ def _cleaned_headers(
 def _columns_of_body(
     content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Where not all of the body is kept, the result's error says so."""
+    """The columns of a body. Where a part of it is kept, the result's error is made to say so."""
     most = conf.current().kept_response_bytes(result.job.rule)
     size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
     text = _without_secrets(content, charset, most, values)

@@ -1,6 +1,5 @@
-"""What this process lacks to make calls: descriptors, threads, memory of the kernel's. It takes no
-more for a while, and never more than it has descriptors for. The call is given back; no attempt is
-used up.
+"""What this process lacks to make calls: descriptors, threads, the kernel's memory. It takes no
+more for a while, and never more than it has descriptors for. Giving back uses up no attempt.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ _WANTS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Shortage:
+    """Whether, and for how long, this process takes no calls for want of what they need."""
+
     def __init__(self) -> None:
         self._until = self._said = -math.inf
         self._seconds = FIRST
@@ -50,7 +51,7 @@ class Shortage:
     def is_on(self) -> bool:
         return time.monotonic() < self._until
 
-    def rest(self, most: float | None) -> None:
+    def wait_out(self, most: float | None) -> None:
         """Wait until it is over, at most so many seconds (None: however long)."""
         left = self._until - time.monotonic()
         time.sleep(max(0.0, left if most is None else min(left, most)))
@@ -60,7 +61,7 @@ shortage = Shortage()
 
 
 def spare_descriptors() -> float:
-    """How many calls there are descriptors for, besides those in use and some to spare."""
+    """How many calls it has descriptors for, besides those open at first and some to spare."""
     if resource is None:
         return math.inf
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

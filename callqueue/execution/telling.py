@@ -61,7 +61,7 @@ def _write_sent_at(
         latest = reading.before - (patience[job.call.rule] or 0.0) - LATE
         sent_at = from_us(reading.latest_ledger_time_at(max(job.gate.arrived or Mono(0.0), latest)))
         rows.append({"pk": job.attempt.id, "worker": job.attempt.worker, "sent_at": sent_at})
-    return transitions.tell(using, rows)
+    return transitions.tell_when_sent(using, rows)
 
 
 def _patience(using: str, rule: str) -> float | None:

@@ -1,5 +1,4 @@
 """The wire: makes one HTTP request, bounded in time, bytes and reach, and tells how far it got.
-
 requests composes, urllib3's pools keep connections for a moment. Never retries, never follows a
 redirect, keeps no cookies, reads no proxies or passwords from the environment, and never raises for
 what a network or a server did.
@@ -44,13 +43,13 @@ from callqueue.execution.connection import (
     Starved,
     Timeouts,
     Trip,
-    now,
+    monotonic,
 )
 from callqueue.execution.starvation import why_starved
 from callqueue.security.addresses import Place, Unreadable, place_of, place_refusal
 from callqueue.texts import codec_of
 
-__all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
+__all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle_connections", "request"]
 
 _PIECE = 65536
 MOST_POOLS = 64  # places to which connections are kept
@@ -186,7 +185,7 @@ class _Pool(HTTPConnectionPool):
     ) -> BaseHTTPResponse:
         """What requests asks of a pool: send, and come back with the head of the answer."""
         connection: Any = self._get_conn()  # a live one, or a new one
-        connection.trip = here.trip
+        connection.trip = this_thread.trip
         try:
             connection.request(method, url, body, headers, preload_content=False)
             response: Any = connection.getresponse()
@@ -203,7 +202,7 @@ class _Pool(HTTPConnectionPool):
         else:
             conn.close()
         del conn.trip
-        conn.idle_since = now()
+        conn.idle_since = monotonic()
         super()._put_conn(conn)
 
 
@@ -211,7 +210,7 @@ class _SecurePool(_Pool, HTTPSConnectionPool):
     ConnectionCls = SecureConnection
 
 
-here = threading.local()  # `trip`: of this thread's request
+this_thread = threading.local()  # the `trip` and the `place` of its request
 _pools: dict[tuple[Place, bool | str, tuple[str, ...]], _Pool] = {}
 
 
@@ -226,10 +225,10 @@ def pool_of(place: Place, policy: Policy) -> _Pool:
     return pool
 
 
-def close_idle(seconds: float = IDLE_SECONDS) -> None:
+def close_idle_connections(seconds: float = IDLE_SECONDS) -> None:
     """Close the connections that are idle for so long: no call takes them, each is a descriptor."""
     for pool in list(_pools.values()):
-        cast(_Idle, pool.pool).close_idle_since(now() - seconds)
+        cast(_Idle, pool.pool).close_idle_since(monotonic() - seconds)
 
 
 def _new_pool(place: Place, verify: bool | str) -> _Pool:
@@ -266,7 +265,7 @@ if hasattr(os, "register_at_fork"):
 
 class _Adapter(HTTPAdapter):
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
-        return pool_of(here.place, here.trip.policy)
+        return pool_of(this_thread.place, this_thread.trip.policy)
 
     def cert_verify(self, *_: Any, **__: Any) -> None:
         """Do nothing: the connection's own context verifies."""
@@ -294,16 +293,17 @@ _session.mount("https://", _Adapter(max_retries=0))
 def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> None:
     """Send it, and read the response, with its body, into `answer`, as far as it came."""
     url = prepared.url or ""
-    here.place, here.trip = _checked_place(url, trip.policy), trip
-    began = now()
+    this_thread.place, this_thread.trip = _checked_place(url, trip.policy), trip
+    began = monotonic()
     try:
         # a test may have put an adapter in ours' place
         response = _session.get_adapter(url).send(
             prepared, stream=True, verify=trip.policy.verify, proxies={}
         )
     finally:
-        del here.trip
-    response.elapsed = timedelta(seconds=now() - began - trip.in_gate)  # without time in the gate
+        del this_thread.trip
+    seconds = monotonic() - began - trip.in_gate  # without time in the gate
+    response.elapsed = timedelta(seconds=seconds)
     # what a hook reads as text is looked up by no name of the server's
     if response.encoding is not None:
         response.encoding = codec_of(response.encoding)
@@ -357,7 +357,7 @@ def _next_piece(raw: Any, wanted: int) -> bytes:
 
 def _why_broken(error: Exception, trip: Trip) -> str:
     timeouts = trip.timeouts
-    if trip.ends <= now() or TimeoutError in (type(error), type(error.__cause__)):
+    if trip.ends <= monotonic() or TimeoutError in (type(error), type(error.__cause__)):
         return f"the body was not whole within {trip.why_late('read', timeouts.read)}"
     if isinstance(error, DecodeError):
         return "the body could not be decoded as its Content-Encoding says"

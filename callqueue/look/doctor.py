@@ -244,7 +244,7 @@ def _check_schedule(facts: Facts) -> str:
     entries = (app.conf.beat_schedule or {}).items()
     in_settings = {entry.get("task"): name for name, entry in entries}.get(periodic.DISPENSER)
     has_rows = apps.is_installed("django_celery_beat")
-    in_rows = periodic.names_enabled(periodic.DISPENSER) if has_rows else []
+    in_rows = periodic.names_of_enabled_rows(periodic.DISPENSER) if has_rows else []
     if "DatabaseScheduler" in str(app.conf.beat_scheduler) and in_rows == [in_settings]:
         in_rows = []  # its copy of what the settings say
     places = [f"CELERY_BEAT_SCHEDULE: {in_settings}"] if in_settings else []
@@ -259,7 +259,7 @@ def _check_schedule(facts: Facts) -> str:
         said = "whoever releases cleans up, too"
         return f"in {places[0]}; {said}" if places else said
     if not places:  # cleanup is a cron job's; whether it runs can be seen by what it leaves
-        if (late := cleanup.overdue_for(facts.using)) > OVERDUE:
+        if (late := cleanup.longest_overdue(facts.using)) > OVERDUE:
             raise Wrong(
                 f"nothing is scheduled, and calls have been past their retention for "
                 f"{late.days} days",

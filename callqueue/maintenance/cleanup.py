@@ -63,7 +63,7 @@ def clean(
     return cleaned
 
 
-def overdue_for(using: str) -> timedelta:
+def longest_overdue(using: str) -> timedelta:
     """For how long the call longest past its retention has been; zero where none is. By index."""
     late = timedelta(0)
     for status, cut in _cutoffs(using, None):
@@ -98,7 +98,7 @@ def _prune(
     cleaned: Cleaned,
     progress: Progress | None,
 ) -> None:
-    """Delete all that is to go, and add it to `cleaned`: a run that broke off is repeated."""
+    """Settle the clock; delete all that is to go, adding to `cleaned`: a broken run is repeated."""
     total = cleaned.calls + _count_overdue_calls(using, older_than) if progress else None
     ledger_time.watch(using).settle()
     for status, cut in _cutoffs(using, older_than):

@@ -57,7 +57,7 @@ def remove_rows(names: Iterable[str]) -> int:
     return deleted.get(PeriodicTask._meta.label, 0)
 
 
-def names_written() -> list[str]:
+def names_of_written_rows() -> list[str]:
     """The names of the rows that `callqueue_schedule` wrote."""
     if not apps.is_installed("django_celery_beat"):
         return []
@@ -67,8 +67,8 @@ def names_written() -> list[str]:
     return list(rows.order_by("name").values_list("name", flat=True))
 
 
-def names_enabled(task: str) -> list[str]:
-    """The names of the enabled rows for this task; none where the tables do not exist."""
+def names_of_enabled_rows(task: str) -> list[str]:
+    """The names of the enabled rows for this task. The tables must be there."""
     from django_celery_beat.models import PeriodicTask
 
     return list(PeriodicTask.objects.filter(task=task, enabled=True).values_list("name", flat=True))

@@ -1,8 +1,7 @@
-"""Asks a rule's `reconcile` hook what became of an UNKNOWN call, and makes the call what it says.
-
-A hook may use the network: it is asked in a worker, never inside a transaction, less and less
-often, no more than MOST times. One worker at a time asks of a rule, so a hook that hangs keeps one
-slot, and that for PATIENCE at most.
+"""Asks a rule's `reconcile` hook what became of an UNKNOWN call, and makes the call what it says. A
+hook may use the network: it is asked in a worker, never inside a transaction, less and less often,
+no more than MOST times. One worker at a time asks of a rule, so a hook that hangs keeps one slot,
+and that for PATIENCE at most.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ PATIENCE = 30.0  # seconds that a hook has to answer
 TURN = timedelta(minutes=1)  # for which a rule is one worker's to ask of: longer than a round takes
 
 
-def ask_due(using: str) -> int:
-    """Ask of up to BATCH calls of each rule, for ROUND seconds; how many are UNKNOWN no more."""
+def ask_hooks(using: str) -> int:
+    """Ask of up to BATCH calls of each rule, of none after ROUND; how many are UNKNOWN no more."""
     settled, end = 0, clocks.monotonic() + ROUND
     for rule in database.persist(using, partial(_free_rules, using), during="reconcile"):
         if clocks.monotonic() >= end:

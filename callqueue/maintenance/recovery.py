@@ -37,7 +37,7 @@ def void_unbegun(using: str) -> int:
 
 
 def end_lost(using: str) -> int:
-    """End attempts that were begun and never answered, as their rules' `on_lost` says."""
+    """End begun attempts not recorded within their leases; calls become what `after_loss` says."""
     begun = tables.attempts(using).open().filter(started_at__isnull=False)
     overdue = begun.filter(lease_until__lt=LedgerNow()).order_by("lease_until")
     ids = _ids_to_end_here(using, overdue)
@@ -103,7 +103,7 @@ def expire(using: str) -> int:
     """End calls that were not released by their `expires_at`."""
     overdue = tables.calls(using).waiting().filter(expires_at_dt__lte=database.ClockNow())
     first = overdue.order_by("expires_at_dt")[:MOST]
-    gone = transitions.end_overdue(using, first, "expires_at_dt", Move.EXPIRE)
+    gone = transitions.end_unchanged(using, first, "expires_at_dt", Move.EXPIRE)
     if gone:
         events.emit("call_expired", calls=len(gone), first=gone[0])
     return len(gone)
@@ -125,7 +125,7 @@ def _fail_orphans_of(using: str, rule: str) -> int:
     ready = tables.calls(using).waiting().filter(rule=rule, ready=True)
     first = ready.filter(due_at_dt__lt=long_ago).order_by("due_at_dt")[:MOST]
     why = f"the rule {rule!r} is not in CALLQUEUE['RULES'] any more"
-    return len(transitions.end_overdue(using, first, "rule", Move.FAIL, error_message=why))
+    return len(transitions.end_unchanged(using, first, "rule", Move.FAIL, error_message=why))
 
 
 # each looks for what nobody else brings about

@@ -101,7 +101,9 @@ class Permit:
 
     def _tell_sent(self) -> None:
         def work(locked: Locked) -> datetime | None:
-            told = transitions.tell(self._using, [{**self._own_row, "sent_at": locked.now}])
+            told = transitions.tell_when_sent(
+                self._using, [{**self._own_row, "sent_at": locked.now}]
+            )
             return locked.now if told else None
 
         self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at

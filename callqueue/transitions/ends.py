@@ -51,11 +51,11 @@ class Job:
         """What its method is given, of a job that is fit."""
         return cast(Mapping[str, Any], self.call.call_data["params"])
 
-    def now(self) -> datetime:
+    def ledger_time_now(self) -> datetime:
         """The latest that ledger time can be now."""
         return self.ledger_time_at(clocks.monotonic())
 
-    def wall(self, instant: datetime) -> datetime:
+    def to_wall(self, instant: datetime) -> datetime:
         """What the database's clock showed at an instant of ledger time, as of begin."""
         return instant + timedelta(microseconds=self.clock.moved)
 
@@ -122,9 +122,7 @@ def after_success(job: Job, value: object = None, note: str = "") -> Result:
 
 
 def after_failure(job: Job, why: str, now: datetime, after: float | None = None) -> Result:
-    """Retried after `after` seconds (None: the rule's backoff), or FAILED: no attempts left, the
-    idempotency key too old by then, or no rule any more.
-    """
+    """Retried in `after` seconds (None: backoff), or FAILED: the last attempt, STALE or no rule."""
     failed, rule = job.call.failed_count + 1, job.rule
     if rule is None or failed >= rule.retry.max_attempts:
         return after_giving_up(job, why, states.ERRORED)

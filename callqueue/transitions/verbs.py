@@ -53,11 +53,10 @@ def release(
     is_lazy: bool = True,
 ) -> list[Row]:
     """Release calls, by the queue that each goes by, at an instant of wall time. In the transaction
-    that charges them, and has them locked in a state that may be released.
-    A released call is due by then: one that is due later was postponed since. A crash of the
-    database may lose a release: its call waits as before, and its message finds nothing to begin.
-    What is begun with its charge waits for the disk, and returns these columns of the calls ("c").
-    `is_lazy`: no other release of the transaction is.
+    that charges them, and has them locked in a state that may be released. A released call is due
+    by then: one that is due later was postponed since. If `is_lazy`, as where none is begun with
+    its charge, a crash of the database may lose a release: its call waits as before, and its
+    message finds nothing to begin. With `reads`, returns these columns of the calls ("c").
     """
     table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
@@ -93,7 +92,7 @@ def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
     return set(mine.values_list("pk", flat=True))
 
 
-def tell(using: str, rows: Sequence[Row]) -> int:
+def tell_when_sent(using: str, rows: Sequence[Row]) -> int:
     """Write sent_at of open attempts still their worker's; the count. Rows: pk, worker, sent_at."""
     return _update_if_own(using, rows)
 
@@ -266,11 +265,11 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     return untimed_transaction(using, work)
 
 
-def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
-    """End these calls by a move that has one end, and announce them; the ids of those that nobody
-    had locked. `by`: the column that makes them overdue, which must not have changed meanwhile.
+def end_unchanged(using: str, found: Any, column: str, move: Move, **written: Any) -> list[int]:
+    """End these calls by a move that has one end, and announce them; the ids of those ended. Locked
+    ones stay, and those whose `column`, for which they were found, has changed meanwhile.
     """
-    seen = dict(overdue.values_list("pk", by))
+    seen = dict(found.values_list("pk", column))
     if not seen:
         return []
     (end,) = move.targets
@@ -280,10 +279,10 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
         rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"))
         free = [
             pk
-            for pk, status, value in rows.values_list("pk", "status", by)
+            for pk, status, value in rows.values_list("pk", "status", column)
             if status in move.sources and value == seen[pk]
         ]
-        calls.filter(pk__in=free).update(**columns_of_end(end), **columns)
+        calls.filter(pk__in=free).update(**columns_of_end(end), **written)
         return free
 
     gone = untimed_transaction(using, work)
@@ -474,7 +473,7 @@ def clock_correction(result: Result, reading: Reading) -> timedelta:
 
 def _with_due_at_corrected(result: Result, reading: Reading) -> Result:
     """A retry waits as long as it was to, whatever the clock has done since."""
-    if result.ended_at is None or result.due_at < result.job.wall(result.ended_at):
+    if result.ended_at is None or result.due_at < result.job.to_wall(result.ended_at):
         return result
     moved = timedelta(microseconds=reading.moved - result.job.clock.moved)
     return replace(result, due_at=result.due_at + clock_correction(result, reading) + moved)

@@ -260,7 +260,7 @@ def test_of_what_a_reconcile_hook_says_no_part_is_kept(
         call = CallQueue.objects.send({"method": "post", "params": params})
         CallQueue.objects.filter(pk=call.pk).update(status=states.UNKNOWN)
         seen[:] = said
-        reconcile.ask_due("default")
+        reconcile.ask_hooks("default")
         call.refresh_from_db()
         assert longest_part(call.error_message) < 8
         call.delete()

@@ -108,7 +108,9 @@ def held_keys() -> None:
 
 
 def record(jobs: list[Job]) -> None:
-    recorder.record("default", [transitions.after_failure(j, "500", j.now()) for j in jobs])
+    recorder.record(
+        "default", [transitions.after_failure(j, "500", j.ledger_time_now()) for j in jobs]
+    )
 
 
 def throttled(jobs: list[Job]) -> None:
@@ -117,9 +119,10 @@ def throttled(jobs: list[Job]) -> None:
 
 def tell(jobs: list[Job]) -> None:
     rows = [
-        {"pk": job.attempt.id, "worker": job.attempt.worker, "sent_at": job.now()} for job in jobs
+        {"pk": job.attempt.id, "worker": job.attempt.worker, "sent_at": job.ledger_time_now()}
+        for job in jobs
     ]
-    transitions.tell("default", rows)
+    transitions.tell_when_sent("default", rows)
 
 
 def entered() -> Any:

@@ -53,11 +53,11 @@ def recorded(end: Callable[[Job], Result], call: CallQueue, rules: Rules) -> Non
 
 
 def failing(job: Job) -> Result:
-    return transitions.after_failure(job, "500", job.now())
+    return transitions.after_failure(job, "500", job.ledger_time_now())
 
 
 def lost(job: Job) -> Result:
-    return transitions.after_loss(job, "no answer", job.now())
+    return transitions.after_loss(job, "no answer", job.ledger_time_now())
 
 
 def giving_up(job: Job) -> Result:

@@ -64,7 +64,7 @@ def test_no_refused_send_and_no_answers_charset_stays_in_memory(
         before = resident()
         for number in range(200, count):
             refuse(number), answer(number)
-        wire.close_idle()
+        wire.close_idle_connections()
     assert resident() - before < FLAT
 
 

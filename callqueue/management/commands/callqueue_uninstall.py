@@ -82,7 +82,7 @@ def _read_plan(using: str) -> Plan:
         there,
         database.foreign_keys_to(using, there),
         _rows_about_callqueue(using),
-        periodic.names_written(),
+        periodic.names_of_written_rows(),
         unfinished,
     )
 

@@ -204,7 +204,7 @@ def test_who_cleans_up_does_so_once_a_day_or_where_something_is_a_day_overdue(
 ) -> None:
     now, overdue, clean = [1e6], [timedelta(hours=23)], Mock()
     monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(cleanup, "overdue_for", lambda using: overdue[0])
+    monkeypatch.setattr(cleanup, "longest_overdue", lambda using: overdue[0])
     monkeypatch.setattr(cleanup, "clean", clean)
     table = {one.name: one for one in chores.Chores("default", lambda: None, cleans=True).table}
     for seconds, hours, count in ((0, 23, 0), (86400, 23, 1), (9, 23, 1), (9, 24, 2)):

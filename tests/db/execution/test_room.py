@@ -152,7 +152,7 @@ def test_what_a_task_makes_itself_is_made_when_it_returns_or_goes_to_another_wor
     for most, made in ((None, 1), (0, 0)):
         if most is not None:
             monkeypatch.setattr(process, "max_in_flight", lambda: 0)  # it was told to go
-        with taking(_released(1)[-1:], process.make_here) as slot:
+        with taking(_released(1)[-1:], process.make_calls_here) as slot:
             assert slot.result(20) == made
         assert CallQueue.objects.done().count() == 1
     assert CallQueue.objects.new().count() == 1
@@ -237,7 +237,7 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     """Whoever waits for a thread until its lease ends was never sent, and is taken for lost."""
     rested = list[float | None]()
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
-    monkeypatch.setattr(starvation.shortage, "rest", rested.append, raising=False)
+    monkeypatch.setattr(starvation.shortage, "wait_out", rested.append, raising=False)
     with few_threads(name), taking(_released(3)) as slot:
         assert slot.result(20) == began
         process.land(seconds=20)

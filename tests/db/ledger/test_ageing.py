@@ -119,7 +119,9 @@ def test_a_database_that_is_away_is_told_later(
     released(rules, Rule(limits=[TWO]))
     jobs = under_way(ago=11)
     with monkeypatch.context() as away:
-        away.setattr(telling.transitions, "tell", Mock(side_effect=OperationalError("gone")))
+        away.setattr(
+            telling.transitions, "tell_when_sent", Mock(side_effect=OperationalError("gone"))
+        )
         assert telling.tell("default", jobs) is None
     assert not any(job.gate.is_told for job in jobs)
     assert telling.tell("default", jobs) == 2

@@ -1227,7 +1227,7 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
 ) -> None:
     job.rule = Rule(retry=Retry(base=base))
     report = judging.result_of_failure(job, "no connection")
-    wait = report.due_at - job.wall(report.ended_at)
+    wait = report.due_at - job.to_wall(report.ended_at)
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
     recorder.record_once("default", [report])

@@ -84,7 +84,7 @@ def test_a_call_becomes_what_the_hook_says_and_its_end_is_announced_once_more(
     heard = told(events.call_finished)
     provider.return_value = answer
     call = unknown()
-    assert reconcile.ask_due("default") == 1
+    assert reconcile.ask_hooks("default") == 1
     again = CallQueue.objects.get(pk=call.pk)
     (asked,) = (one.args[0] for one in provider.call_args_list)
     assert (asked.pk, asked.idempotency_key) == (call.pk, call.idempotency_key)
@@ -110,7 +110,7 @@ def test_a_hook_that_cannot_tell_is_asked_again_after_a_minute_then_less_and_les
     asked = []
     for instant in instants:
         with travel(seconds=instant):
-            reconcile.ask_due("default")
+            reconcile.ask_hooks("default")
         asked.append(provider.call_count)
     assert asked == [1, 1, 2, 2, 2, 3, 3, 4]
 
@@ -118,7 +118,7 @@ def test_a_hook_that_cannot_tell_is_asked_again_after_a_minute_then_less_and_les
 def test_a_hook_is_asked_so_many_times_of_a_call_until_a_person_requeues_it() -> None:
     call = unknown()
     for _ in range(reconcile.MOST + 3):
-        reconcile.ask_due("default")
+        reconcile.ask_hooks("default")
         CallQueue.objects.update(reconcile_at=None)
     assert provider.call_count == reconcile.MOST
     call.refresh_from_db()
@@ -130,7 +130,7 @@ def test_a_hook_is_asked_so_many_times_of_a_call_until_a_person_requeues_it() ->
 def test_a_hook_that_has_a_call_made_again_begins_no_new_count() -> None:
     provider.return_value = RetryLater("never seen")
     call = unknown()
-    reconcile.ask_due("default")
+    reconcile.ask_hooks("default")
     call.refresh_from_db()
     assert (call.status, call.reconcile_count) == (states.NEW, 1)
 
@@ -152,7 +152,7 @@ def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(
     fails = isinstance(answer, BaseException)
     provider.configure_mock(**{"side_effect" if fails else "return_value": answer})
     calls = [unknown(), unknown()]
-    assert reconcile.ask_due("default") == 0
+    assert reconcile.ask_hooks("default") == 0
     assert [CallQueue.objects.get(pk=call.pk).status for call in calls] == [states.UNKNOWN] * 2
     assert caplog.text.count("reconcile_failed") == 2
 
@@ -160,7 +160,7 @@ def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(
 def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
     unknown("plain"), send("r")
     CallQueue.objects.filter(pk=unknown().pk).update(method="permit")
-    assert reconcile.ask_due("default") == 0
+    assert reconcile.ask_hooks("default") == 0
     assert not provider.called
 
 
@@ -187,7 +187,7 @@ def test_a_secret_is_withheld_though_the_call_could_not_be_made_any_more(
     become_unknown(call)
     if ends == "its host is allowed no more":
         settings.CALLQUEUE = {**settings.CALLQUEUE, "ALLOWED_HOSTS": ["other.example"]}
-    assert reconcile.ask_due("default") == 1
+    assert reconcile.ask_hooks("default") == 1
     call.refresh_from_db()
     assert call.error_message.startswith("declined") and "s3cret" not in call.error_message
 
@@ -205,10 +205,10 @@ def test_while_one_worker_asks_no_other_asks_of_the_rule_and_of_others_as_ever(
         if asked == ["hangs"]:
             assert not reconcile._claim_call("default", call)
             assert reconcile.queues_wanted("default") == ["two"]
-            assert reconcile.ask_due("default") == 1
+            assert reconcile.ask_hooks("default") == 1
             with monkeypatch.context() as patched:  # it looked just before
                 patched.setattr(reconcile, "_free_rules", lambda using: ["hangs"])
-                assert reconcile.ask_due("default") == 0
+                assert reconcile.ask_hooks("default") == 0
         return Succeeded()
 
     rules(hangs=Rule(reconcile=ask, queues="one"), other=Rule(reconcile=ask, queues="two"))
@@ -232,7 +232,7 @@ def test_an_answer_that_comes_too_late_changes_nothing(
 
     rules(r=Rule(reconcile=meanwhile))
     call = unknown()
-    assert reconcile.ask_due("default") == 0
+    assert reconcile.ask_hooks("default") == 0
     assert status_of(call) == status
 
 
@@ -265,7 +265,7 @@ def test_a_hook_that_hangs_is_left_behind_before_its_rule_is_anothers_to_ask_of(
     rules(slow=Rule(reconcile=lambda call: goes.wait(30) and Succeeded()))
     call = unknown("slow")
     try:
-        assert reconcile.ask_due("default") == 0
+        assert reconcile.ask_hooks("default") == 0
         assert "reconcile_failed" in caplog.text
         assert RuleState.objects.get(rule="slow").reconciling_until <= ledger_time.now("default")
     finally:
@@ -286,7 +286,7 @@ def test_the_turn_of_a_worker_that_died_lapses(
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=set_by))
     move_ledger(ledger_time.moved("default") / SECOND + set_by)
     with travel(minutes=minutes - 0.1):
-        assert reconcile.ask_due("default") == (minutes > 1)
+        assert reconcile.ask_hooks("default") == (minutes > 1)
 
 
 def test_a_round_asks_of_no_other_call_once_it_is_late_and_rules_take_turns(
@@ -299,7 +299,7 @@ def test_a_round_asks_of_no_other_call_once_it_is_late_and_rules_take_turns(
         unknown(rule)
     slow = lambda: reconcile.ROUND * provider.call_count  # noqa: E731
     monkeypatch.setattr(reconcile, "clocks", SimpleNamespace(monotonic=slow))
-    assert [reconcile.ask_due("default") for _ in range(5)] == [1] * 5
+    assert [reconcile.ask_hooks("default") for _ in range(5)] == [1] * 5
     assert [one.args[0].rule for one in provider.call_args_list] == ["a", "b", "a", "b", "a"]
 
 
@@ -308,6 +308,6 @@ def test_a_time_limit_that_strikes_in_a_hook_ends_the_round() -> None:
     provider.side_effect = SoftTimeLimitExceeded()
     unknown(), unknown()
     with pytest.raises(SoftTimeLimitExceeded):
-        reconcile.ask_due("default")
+        reconcile.ask_hooks("default")
     assert provider.call_count == 1
     assert reconcile.queues_wanted("default") == [""]

@@ -309,7 +309,7 @@ def test_nor_of_what_a_reconcile_hook_says_nor_of_a_refusal_in_the_worker(
     params = {"url": "http://vendor.example/", "json": {"to": NAME}}
     asked = CallQueue.objects.send({"method": "post", "params": params})
     CallQueue.objects.update(status=CallQueue.Status.UNKNOWN, ready=False)
-    reconcile.ask_due("default")
+    reconcile.ask_hooks("default")
     asked.refresh_from_db()
     assert (asked.status, asked.error_message) == (CallQueue.Status.FAILED, "no [payload]")
     refused = CallQueue.objects.send({"method": "get", "params": params})

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from callqueue.execution import connection
-from callqueue.execution.wire import close_idle
+from callqueue.execution.wire import close_idle_connections
 from tests.support.peer import Certificate, Clock, Names
 
 
 @pytest.fixture(autouse=True)
 def _no_connection_outlives_its_test() -> Iterator[None]:
     yield
-    close_idle(0)
+    close_idle_connections(0)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from callqueue import aside, clocks
 from callqueue.execution import connection, wire
 from callqueue.execution.connection import Connection, Trip
-from callqueue.execution.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
+from callqueue.execution.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle_connections
 from tests.support.length import examples
 from tests.support.peer import (
     HURRIED,
@@ -72,7 +72,7 @@ def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
         answer = call(peer.url(), data="x", gate=gate)
         assert body_of(answer) == b"x"
     assert len(gate.waits) == 1
-    close_idle(0)
+    close_idle_connections(0)
     assert gate.waits[0] <= gate.sent_at == answer.sent_at
     # whatever becomes of its connection
     assert gate.is_whole and gate.has_arrived()
@@ -278,7 +278,7 @@ def test_what_is_given_up_is_taken_back_from_the_kernel(is_answered: bool) -> No
     with Peer(script) as peer:
         answer = call(peer.url(), timeouts=Timeouts(read=0.1 if not is_answered else 5))
         assert is_lost(answer) is not is_answered
-        close_idle(0)
+        close_idle_connections(0)
         assert peer.has_closed(1)
     assert ends == [b"" if is_answered else "reset"]
 
@@ -323,7 +323,7 @@ def test_each_piece_is_sent_within_what_is_left_of_the_calls_time(
     one, left, done = Connection("localhost", 80), iter([3.0, 2.0, 1.0]), list[Any]()
     one.sock = Mock(gettimeout=lambda: None, settimeout=done.append)
     one.sock.send = lambda piece: done.append(bytes(piece)) or len(piece)
-    trip = SimpleNamespace(gate=Gate(), timeouts=Timeouts(), left=lambda _: next(left))
+    trip = SimpleNamespace(gate=Gate(), timeouts=Timeouts(), seconds_left=lambda _: next(left))
     one._send_in_pieces(trip, memoryview(b"hello"))
     assert done == [3.0, b"he", 2.0, b"ll", 1.0, b"o"]
 
@@ -490,7 +490,7 @@ def test_a_connection_idle_for_too_long_is_not_used_again(clock: Clock) -> None:
         assert (len(peer.lines), len(peer.seen)) == (3, 4)
         clock.ahead += 1.6
         call(other.url())
-        close_idle()
+        close_idle_connections()
         assert peer.has_closed(3)
         assert not other.line(1).is_over.is_set()
         call(other.url())
@@ -655,7 +655,7 @@ def test_a_name_leads_to_the_addresses_that_were_checked_and_to_none_where_any_i
         assert body_of(call(peer.url(host="rebinding.test"), data="x")) == b"x"
         assert names.lookups == ["rebinding.test"]
         assert peer.seen[0].headers["host"] == f"rebinding.test:{peer.port}"
-        close_idle(0)
+        close_idle_connections(0)
         assert call(peer.url(host="rebinding.test")).refused
         assert len(peer.lines) == 1
         name_is([], ["127.0.0.2", "127.0.0.1"])

@@ -312,7 +312,7 @@ def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would
     """A thousand idle ones would be a thousand descriptors, closed by the other side or not."""
     closed = threading.Event()
     monkeypatch.setattr(flight, "IDLE_SECONDS", 0.01)
-    monkeypatch.setattr(flight.wire, "close_idle", closed.set)
+    monkeypatch.setattr(flight.wire, "close_idle_connections", closed.set)
     flight.Flight("default", lambda: 1)
     assert closed.wait(20)
 
@@ -426,10 +426,10 @@ def test_who_rests_does_so_until_the_pause_is_over_or_as_long_as_a_task_may_wait
 ) -> None:
     slept, pause = list[float](), starvation.Shortage()
     monkeypatch.setattr(starvation.time, "sleep", slept.append)
-    pause.rest(None)
+    pause.wait_out(None)
     pause.begin("no more")
-    pause.rest(None)
-    pause.rest(0.25)
+    pause.wait_out(None)
+    pause.wait_out(0.25)
     assert slept == [0, 1, 0.25]
 
 
