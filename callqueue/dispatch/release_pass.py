@@ -98,7 +98,7 @@ class Outdated(Exception):
 @dataclass(frozen=True)
 class LockedRule:
     passes: int  # how many released
-    served: int  # when it was served last
+    served: int  # the running number of the last release that it had
     memo: dict[str, Any]
     is_corrected: bool  # some attempts cost something else than the tallies know
 
