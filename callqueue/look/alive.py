@@ -8,22 +8,22 @@ from datetime import datetime, timedelta
 
 from callqueue import conf, tables
 from callqueue.ledger import ledger_time
-from callqueue.ledger.settings import SILENCE  # after which its opinion counts no more, either
+from callqueue.ledger.settings import SILENCE  # seconds; opinions, too, count no longer than that
 from callqueue.limits.in_force import digest_of, opinion_of
 
 # the kinds of dispensers, as DispenserState has them; who goes first stands first
 RUN, STEADY, WORKER, BUSY, BEAT = "run", "steady", "worker", "busy", "beat"
 RANKS = (STEADY, WORKER, BUSY, BEAT)
-BEAT_SILENT_S = 120  # without a run of beat's task after which no beat is taken to run
+BEAT_SILENT_S = 120  # so long after the last run of beat's task no beat is taken to run
 
 
 @dataclass(frozen=True)
 class Sign:
     name: str
-    at: datetime
-    kind: str = ""
-    digest: str = ""
-    broker: str = ""
+    at: datetime  # when it was given: in wall time in a `Look`, in ledger time from `read_signs`
+    kind: str = ""  # RUN, STEADY, ...; empty: any other
+    digest: str = ""  # of its opinion; empty once it has ended (of beat's task: its run)
+    broker: str = ""  # its address; empty where it makes calls itself
     is_alive: bool = False
 
     @property
@@ -40,7 +40,7 @@ def read_signs(using: str, now: datetime) -> list[Sign]:
 
 
 def with_is_alive(signs: Iterable[Sign], now: datetime) -> list[Sign]:
-    """The signs judged as of now. Where a process dispenses to workers, beat's tasks stand by."""
+    """The signs judged as of now. While a process other than RUN is alive, beat's task is not."""
     judged = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in signs]
     if not any(one.is_alive and one.kind not in (BEAT, RUN) for one in judged):
         return judged
@@ -53,9 +53,9 @@ def running_dispensers(using: str) -> list[Sign]:
 
 
 def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True) -> bool:
-    """Whether a dispenser of this kind and name leaves the work to another that is alive and
-    dispenses by the limits of these settings: to one of a kind that goes first, and to one of its
-    own; but of two that `releases` already, the one whose name comes first goes on.
+    """Whether a dispenser of this kind and name leaves the work to another that is alive and has
+    the limits of these settings: to any of a kind before it in RANKS, and to any of its own kind;
+    but if it `releases` already, to one of its own kind only if that one's name comes first.
     """
     digest, rank = digest_of(opinion_of(conf.current().book)), RANKS.index(kind)
     last = (rank, name) if releases else (rank + 1, "")
@@ -67,7 +67,7 @@ def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True
 
 
 def has_fallen_silent(signs: Sequence[Sign]) -> bool:
-    """Whether none runs, and the last that did has not ended: it may be back, or may not."""
+    """Whether no dispenser is alive, and the last one seen did not end: it may be back, or not."""
     return bool(signs) and not any(one.is_alive for one in signs) and not signs[0].has_ended
 
 

@@ -15,7 +15,7 @@ from callqueue.limits.kinds import SECOND
 
 RECENT_S = 60  # over which rates are taken
 PACED = 100  # attempts that say how long calls take, where none was answered lately
-WAY_S = 0.04  # to the wire, from where a slot was not known ahead
+WAY_S = 0.04  # usual from a slot to the wire, which is not counted as late
 NEWEST = 500  # begun attempts that are looked at for the workers that began them
 WORKERS_S = 300  # for how long a worker that has begun nothing is still named
 UNBEGUN_S = (
@@ -40,7 +40,7 @@ class Pace:
     per_second: float = 0.0  # answered
     latency: float = 0.0  # mean seconds from release to answer; 0: none was
     is_stamped: bool = True  # False: some were answered, of none is known when it was sent
-    late: float = 0.0  # seconds after its slot that each was sent
+    late: float = 0.0  # mean seconds from a slot to the wire, less WAY_S; only of the newest
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Stall:
 class Attempts:
     flights: Mapping[str, InFlight]
     paces: Mapping[str, Pace]
-    workers: Sequence[Us]  # when each process began one of the newest last, the latest first
+    workers: Sequence[Us]  # by process, its last begin within WORKERS_S, the latest first
     stalls: Sequence[Stall]  # the queues that nobody takes calls from
 
 
 def read(using: str, names: Sequence[str], now: Us) -> Attempts:
-    """What is in flight, and who begins, of all rules; and the last minute's pace of these."""
+    """What is in flight, stalls, who begins, of all rules; of `names`, the last minute's pace."""
     flights: dict[str, InFlight] = {}
     answered: dict[str, list[tuple[int, int, bool]]] = {name: [] for name in names}
     unbegun: dict[str, list[tuple[str, int, Us]]] = {}  # by queue: rule, calls, since when

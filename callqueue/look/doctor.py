@@ -28,7 +28,7 @@ from callqueue.look.notes import BAD
 from callqueue.maintenance import cleanup, periodic
 from callqueue.texts import documentation_page, in_one_line
 
-ASKED_S = 2.0  # that the workers have to answer
+ASKED_S = 2.0  # for which answers of workers are waited for
 BROKER_ANSWERS_S = 3.0
 REDIS = ("redis", "rediss", "sentinel")
 VISIBILITY_S = 3600.0  # Celery's default for Redis
@@ -42,7 +42,7 @@ DISPENSE = (
 )
 # what a dispenser runs in
 HOSTS = {alive.RUN: "callqueue_run", alive.WORKER: "a worker", alive.BUSY: "a busy worker"}
-RUNS = "none is needed: callqueue_run makes all calls itself"
+NONE_NEEDED = "none is needed: callqueue_run makes all calls itself"
 OTHERS = "callbacks and beat's tasks go by Celery's own routes, not by the rules' queues"
 
 
@@ -65,19 +65,19 @@ class Wrong(Exception):
 
 
 class Facts:
-    """How callqueue stands in a database, and what the workers say: read once, where one asks."""
+    """How callqueue stands in a database, and what workers say: each read at first use, once."""
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self.asks_workers = True
+        self.asks_workers = True  # until the broker is found to be away
 
     @cached_property
     def look(self) -> Look:
         return look(self.using)
 
     @cached_property
-    def runs_alone(self) -> bool:
-        """Whether every dispenser that runs makes its calls itself: nobody asks a broker."""
+    def needs_no_broker(self) -> bool:
+        """Whether all dispensers alive are callqueue_run's; False if there is none to be seen."""
         try:
             running = alive.running_dispensers(self.using)
         except (DatabaseError, InterfaceError):  # another check says so
@@ -86,14 +86,14 @@ class Facts:
 
     @property
     def cleans_up(self) -> bool:
-        """Whether one runs that makes calls itself: it does what beat would do, too."""
+        """Whether a dispenser is alive that makes calls itself: it cleans up, as beat would do."""
         makers = (alive.RUN, alive.WORKER, alive.BUSY)
         return any(one.kind in makers for one in self.look.dispensers)
 
     @cached_property
     def queues_of_workers(self) -> Mapping[str, set[str]]:
-        """By worker that answers, the queues it listens on; none is asked where none is needed."""
-        if not self.asks_workers or _is_eager() or self.runs_alone:
+        """By worker, the queues it listens on; {} where none answers, is needed or can be asked."""
+        if not self.asks_workers or _is_eager() or self.needs_no_broker:
             return {}
         try:
             listed = _celery_app().control.inspect(timeout=ASKED_S).active_queues() or {}
@@ -153,7 +153,7 @@ def broker_refusal() -> str:
 def _check_settings(facts: Facts) -> str:
     found = run_checks(tags=["callqueue"], include_deployment_checks=True)
     said = [one for one in found if not one.is_silenced()]
-    if facts.runs_alone:  # no broker drops anything
+    if facts.needs_no_broker:  # none drops anything
         said = [one for one in said if one.id != "callqueue.W013"]
     if wrong := [one for one in said if one.is_serious() or one.id in WRONG]:
         hints = dict.fromkeys(one.hint for one in wrong if one.hint)
@@ -165,8 +165,8 @@ def _check_settings(facts: Facts) -> str:
 
 
 def _check_broker(facts: Facts) -> str:
-    if facts.runs_alone:
-        return RUNS
+    if facts.needs_no_broker:
+        return NONE_NEEDED
     try:
         _connect_to_broker()
     except ImportError as error:
@@ -185,7 +185,7 @@ def _check_broker(facts: Facts) -> str:
 def _check_visibility_timeout(facts: Facts) -> str:
     """That Redis hands no message out again while its attempts may still be at work."""
     app, config = _celery_app(), conf.current()
-    if facts.runs_alone or _is_eager() or the_broker.transport_name(app) not in REDIS:
+    if facts.needs_no_broker or _is_eager() or the_broker.transport_name(app) not in REDIS:
         return "this kind of broker has none"
     options = app.conf.broker_transport_options or {}
     timeout = float(options.get("visibility_timeout", VISIBILITY_S))
@@ -227,7 +227,7 @@ def _check_migrations(facts: Facts) -> str:
 
 
 def _check_clock(facts: Facts) -> str:
-    """That the database's is this host's: limits count by its alone, `expires_at` by both."""
+    """That both clocks agree: limits count by the database's, `expires_at` by this host's too."""
     before = time.time()
     theirs = database.clock(facts.using).timestamp()
     skew = min(0.0, theirs - before) + max(0.0, theirs - time.time())
@@ -320,8 +320,8 @@ def _check_one_broker(facts: Facts) -> str:
 
 
 def _check_workers(facts: Facts) -> str:
-    if facts.runs_alone:
-        return RUNS
+    if facts.needs_no_broker:
+        return NONE_NEEDED
     if _is_eager():
         return "none is needed: tasks run eagerly"
     served = set().union(*facts.queues_of_workers.values())
@@ -361,7 +361,7 @@ def _check_calls(facts: Facts) -> str:
 
 
 def _check_ledger(facts: Facts) -> str:
-    """That it was not put back to an earlier state: it would make calls again that it forgot."""
+    """That nobody put the ledger back in time: calls that it forgot would be made again."""
     signs, using = [], facts.using
     reading, skew = ledger_time.read(using), timedelta(seconds=SKEW_S)
     newest = tables.attempts(using).order_by("-pk").values_list("released_at", flat=True)[:100]

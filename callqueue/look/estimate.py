@@ -11,9 +11,9 @@ from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
 
 TOLD_S = 0.15  # after which, usually, the ledger knows that a call was sent
 WAY_S = 0.04  # from an answer to the next release, and from there to the wire
-CHAINED = 4  # gates at most of which each is taken for the slowest in turn
+CHAINED = 4  # with more gates than this, none is taken in turn for the slowest
 
-Sizes = Sequence[tuple[int, int]]  # so many calls each, for so many values of a limit's `per`
+Sizes = Sequence[tuple[int, int]]  # (calls, values): so many values of a `per` have so many each
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Gate:
     lanes: int = 1  # over how many queues, where it is per queue
     emptiest: Meter | None = None  # what is charged of the queue with most room
     before: float = 0.0  # calls of other rules that wait and go first
-    beside: int = 0  # those that take turns
+    beside: int = 0  # calls of other rules that wait and take turns with these
     cost: float = 1.0  # of a call
     charged_s: float = 0.0  # seconds for which a call is charged before it ages; 0: nobody knows
 
@@ -35,14 +35,14 @@ class Gate:
         return (self.emptiest or self.meter).free < max(1, round(self.cost))
 
     def amount_with(self, calls: float) -> float:
-        """What is charged to it up to and with so many calls of the backlog."""
+        """What is charged to it (per key: to the key with most) until so many calls have gone."""
         if self.sizes:
-            return gone_of_each(self.sizes, math.ceil(calls)) * self.amount_of_call
+            return gone_of_largest(self.sizes, math.ceil(calls)) * self.amount_of_call
         return (calls + self.before + min(calls, self.beside)) / self.lanes * self.amount_of_call
 
     @property
     def amount_of_call(self) -> float:
-        """What a call takes of it, with what it leaves over: of 7 a minute, 5 let one call pass."""
+        """What a call takes, with what no other fits in: of 7 a minute, a call of 5 takes 7."""
         whole = self.limit.capacity // max(self.cost, 1e-9)
         return self.cost if self.limit.keeps_level or not whole else self.limit.capacity / whole
 
@@ -69,7 +69,7 @@ class Gate:
         return start, left / amount
 
     def as_it_will_be(self, seconds: float, now: Us) -> Gate:
-        """The gate after so many seconds: idle, if its window is over by then; else as it is."""
+        """The gate in so many seconds: idle, if its window (no calendar) is over; else as it is."""
         limit = self.limit
         if seconds * SECOND < limit.window_us or limit.is_calendar:
             return self
@@ -81,7 +81,7 @@ class Gate:
 
 def seconds_to_pass(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     """Seconds until so many calls have passed all of these gates; None where nobody can say."""
-    # of each gate the whole periods, and then the others for what is left
+    # each gate alone; then of each its whole periods, and the others for what is left
     longest = 0.0
     for gate in gates:
         alone = gate.seconds_to_pass(gate.amount_with(calls), now)
@@ -98,7 +98,7 @@ def seconds_to_pass(gates: Sequence[Gate], calls: float, now: Us) -> float | Non
 
 
 def place_of_slowest(gates: Sequence[Gate], calls: float, now: Us) -> int | None:
-    """The place of the gate that holds so many calls longest by itself; None where none does."""
+    """The place of the gate that takes longest alone (an unknown time is 0); None: all take 0."""
     alone = [gate.seconds_to_pass(gate.amount_with(calls), now) or 0.0 for gate in gates]
     return alone.index(max(alone)) if any(alone) else None
 
@@ -107,7 +107,7 @@ def seconds_charged(
     limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True
 ) -> float:
     """Seconds for which a call that takes `latency` from its release is charged before it ages; 0:
-    nobody knows. `late`: sent so long after its slot; `is_told`: known to the ledger by then.
+    nobody knows. `late`: sent so long after its slot; `is_told`: the ledger hears when it was sent.
     """
     if limit.ages_unanswered and is_told:
         known = TOLD_S if limit.keeps_level else limit.jitter_us / SECOND
@@ -115,8 +115,8 @@ def seconds_charged(
     return latency
 
 
-def gone_of_each(sizes: Sizes, gone: int) -> int:
-    """How many calls of each value are gone when so many are in all, and values take turns."""
+def gone_of_largest(sizes: Sizes, gone: int) -> int:
+    """How many calls of the value with most are gone, of `gone` in all, as values take turns."""
     left, before, values = gone, 0, sum(count for _, count in sizes)
     for size, count in sorted(sizes):
         step = (size - before) * values

@@ -31,7 +31,7 @@ class LimitLook:
     """One limit of one rule; where it is per queue, of all queues together."""
 
     budget: Budget
-    allowed: int
+    allowed: int  # in the unit that the limit counts, as are `used`, `free` and `in_flight`
     used: int
     free: int
     value: str  # of a limit per key, the one asked about, else the one that uses most of it
@@ -49,7 +49,7 @@ class LimitLook:
         return self.free <= 0
 
     def note(self, latency: float) -> str:
-        """What uses it up, where that is calls in flight, of so many seconds; empty otherwise."""
+        """That calls in flight, `latency` s each, use it up; empty: not full, or not by them."""
         if self.free or not latency or 2 * self.in_flight < self.used:
             return ""
         return in_flight_note(self.in_flight, self.budget.limit.unit, latency)
@@ -128,7 +128,7 @@ def _read_memo(
 
 
 def _charged_values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
-    """Values of its `per`: all queues; charged keys, or of tallied ones the fullest; or `key`'s."""
+    """Values of its `per`: [""]; all queues; keys charged, if tallied the fullest; or `key`'s."""
     if key is not None and budget.limit.is_keyed:
         return [budget.value_of(key, "")]
     if budget.limit.is_per_rule:
@@ -141,7 +141,7 @@ def _charged_values(account: ledger.Account, budget: Budget, key: str | None) ->
 
 
 def _needs_spread(account: ledger.Account, budget: Budget) -> bool:
-    """Whether it matters how what its tally says is spread over its window."""
+    """Whether a tally says how much of it is used, and not when that leaves: it is read beside."""
     limit = budget.limit
     return budget.id in account.tallies and limit.is_per_rule and not limit.is_calendar
 
@@ -158,7 +158,7 @@ def _limit_look(
     spread: Spread,
     is_of_key: bool,
 ) -> LimitLook:
-    """Its use by these values, `is_of_key`: of a key. `spread`: when what its tally holds ended."""
+    """Its use by these values (`is_of_key`: a key's). `spread`: when what its tally holds ended."""
     limit, is_summed = budget.limit, budget.limit.is_per_queue
     meters = {value: account.meter(budget, value) for value in values}
     fullest = max(values, key=lambda value: meters[value].used, default="")
@@ -301,7 +301,7 @@ def _sums_width(window_us: int) -> int:
 
 
 def _shared_out(used: int, spread: Spread, now: Us) -> list[tuple[Us, int]]:
-    """What is used, spread as the calls are, the first at least one; as of now without any."""
+    """(When, amount) of `used`, in proportion to `spread`, first at least 1; without it, now."""
     whole = sum(count for _, count in spread)
     if not whole:
         return [(now, used)] if used else []

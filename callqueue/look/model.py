@@ -40,7 +40,7 @@ class HoldLook:
     rule: str
     per: str
     value: str
-    until: datetime | None
+    until: datetime | None  # wall time; None: until it is resumed
     reason: str
     source: str  # who laid it
 
@@ -61,7 +61,7 @@ class RuleLook:
     name: str
     rule: Rule
     now: Us
-    moved: int
+    moved: int  # wall time less ledger time
     is_dispensing: bool  # any dispenser runs
     has_fallen_silent: bool  # the last one did not end, and gives no sign of life
     waits: Waiting
@@ -71,10 +71,10 @@ class RuleLook:
     holds: Sequence[HoldLook]  # those on the whole rule and on queues, and a few of those on keys
     keys_held: int
     kept_calls: int  # what those on keys keep back
-    kept_s: float  # for how long the last of those does
+    kept_s: float  # for how long the last of those does; FOREVER: until it is resumed
     limits: Sequence[LimitLook]
-    waited_for: str  # the budget that kept its next call back in the last pass, by id
-    gates: Sequence[Gate]
+    waited_for: str  # id of the budget that kept its next call back in the last pass, or empty
+    gates: Sequence[Gate]  # one for each of `limits`
     is_limited: bool  # limits, and not the workers, are what its calls have waited for lately
     stalls: Sequence[Stall]  # the queues of its own that nobody takes calls from
     recent: Recent
@@ -209,7 +209,7 @@ class RuleLook:
 
 
 def explains_pace(gate: Gate) -> bool:
-    """Whether calls wait for the limit, not for workers: one of short periods keeps opening."""
+    """Whether calls wait for the limit, not for workers: never if it opens every few seconds."""
     limit = gate.limit
     is_short = (
         not limit.counts_in_flight and limit.period_us * PERIODS <= attempts.RECENT_S * SECOND
@@ -222,14 +222,14 @@ class Look:
     """Rules at one moment. Microseconds are ledger time; datetimes as the clock shows them."""
 
     now: Us
-    moved: int
+    moved: int  # wall time less ledger time
     book: Book
     rules: Sequence[RuleLook]
     signs: Sequence[Sign]  # of every dispenser, the newest first
     workers: Sequence[Us]  # when each process that takes calls took one last, the latest first
-    stalls: Sequence[Stall]
+    stalls: Sequence[Stall]  # of all rules
     summed_until: Us  # up to when sums are added up
-    differences: Sequence[Difference]
+    differences: Sequence[Difference]  # between the opinions of those dispensers that are alive
     before: Look | None = None  # of a look at other rates, the same moment with those in force
 
     @property

@@ -12,7 +12,7 @@ from callqueue.limits.kinds import SECOND
 from callqueue.look import words
 from callqueue.look.model import Look, RuleLook
 
-BEHIND_S = 120  # what is summed up no further says nothing of the last hour
+BEHIND_S = 120  # sums that end longer ago say nothing of the last hour
 LONG_S = 60  # a limit that opens later than that is worth a sentence
 
 BAD, ODD, WELL = "bad", "odd", "well"
@@ -44,7 +44,7 @@ class Note:
 
 
 def notes(look: Look, *, tells_who: bool = True) -> list[Note]:
-    """The notes, worst first. `tells_who`: whether to say who holds a rule; that it is, all may."""
+    """The notes, worst first. That a rule is held is always said; by whom, only if `tells_who`."""
     order = (BAD, ODD, WELL)
     return sorted(_unsorted_notes(look, tells_who), key=lambda note: order.index(note.kind))
 

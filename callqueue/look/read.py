@@ -112,7 +112,7 @@ def _rule_look(known: _Known, name: str) -> RuleLook:
 
 
 def _read_moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
-    """Now; how far the ledger was moved; until when ends are summed; the version; signs of life."""
+    """Now; `moved`; until when ends are summed (0: never); the settings' version; signs of life."""
     sql = (
         f"SELECT {ledger_time.reading_sql(using)}, "
         f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "
@@ -143,9 +143,9 @@ class _Known:
     waits: Mapping[str, Waiting]
     incoming: Mapping[str, float]
     limits: Mapping[str, Sequence[LimitLook]]
-    binding: Mapping[str, str] = field(default_factory=dict)
-    costs: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    sizes: Mapping[tuple[str, str], Sizes] = field(default_factory=dict)
+    binding: Mapping[str, str] = field(default_factory=dict)  # id of the budget it waited for
+    costs: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by rule and unit
+    sizes: Mapping[tuple[str, str], Sizes] = field(default_factory=dict)  # by rule and `per`
     held: Mapping[str, Sequence[HoldLook]] = field(default_factory=dict)
     keys_held: Mapping[str, _KeysHeld] = field(default_factory=dict)
     recent: Mapping[str, sums.Recent] = field(default_factory=dict)
@@ -259,7 +259,7 @@ def _read_holds(
 
 
 def _shown_holds_sql(using: str, values: Sequence[str]) -> str:
-    """SQL for the holds on rules, on queues and on these values of keys, and a few others."""
+    """SQL (params: now, `values`) for holds on rules, queues, these values; HOLDS of each `per`."""
     value, until = quoted(using, "value"), quoted(using, "until")
     place = (
         f"ROW_NUMBER() OVER (PARTITION BY rule, per ORDER BY "
@@ -275,12 +275,13 @@ def _shown_holds_sql(using: str, values: Sequence[str]) -> str:
 
 
 def _holds_on_keys_sql(using: str, pers: Sequence[str]) -> tuple[str, list[Any]]:
-    """SQL for a row a rule: holds on keys, calls they keep back, last end, any without."""
+    """SQL, params but the last (now): by rule, holds on keys, calls kept, last end, any endless."""
     holds = tables.name(using, "Hold")
     value, until, key = (quoted(using, name) for name in ("value", "until", "key"))
     part = _key_part_sql(using)
     scopes = [f"SELECT rule, 'key' AS per, {key} AS {value}, calls FROM waiting_keys"]
     scopes += [f"SELECT rule, %s, {part}, calls FROM waiting_keys" for _ in pers]
+    # the ends are of those holds alone that keep calls back
     sql = (
         f"WITH waiting_keys AS (SELECT rule, {key}, COUNT(*) AS calls "
         f"FROM {tables.name(using, 'CallQueue')} WHERE {WAITING} AND ready AND {key} <> '' "
@@ -298,7 +299,7 @@ def _holds_on_keys_sql(using: str, pers: Sequence[str]) -> tuple[str, list[Any]]
 
 
 def _key_part_sql(using: str) -> str:
-    """SQL for a key's part as its text has it, which `_key_part_params` name; "" without one."""
+    """SQL for the value that a key's text has for a name, of `_key_part_params`; "" if none."""
     key, position = quoted(using, "key"), database.dialect(using).position
     begins = f"{position}({key}, %s)"
     rest = f"substr({key}, {begins} + %s)"
@@ -345,7 +346,7 @@ def _read_mean_costs(known: _Known) -> dict[tuple[str, str], float]:
 
 
 def _read_sizes(known: _Known, more: Mapping[str, int]) -> dict[tuple[str, str], Sizes]:
-    """How ready calls, and `more`, are spread over the values of each rule's `per`s. Few rows."""
+    """By rule and `per`, how ready calls, and `more`, are spread over its values. Few rows."""
     wanted = {
         (name, budget.limit.per)
         for name, waits in known.waits.items()

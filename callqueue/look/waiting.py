@@ -20,7 +20,7 @@ from callqueue.database import (
 from callqueue.ledger.ready_calls import WAITING
 from callqueue.limits.kinds import SECOND
 
-LATER = 10_000  # calls that are due later, of all rules together; of more, an index by rule tells
+LATER = 10_000  # calls due later that are read, of all rules together; more are counted by rule
 NEWEST = 5_000  # calls that are looked at for how many come in
 RECENT_S = 60  # over which that is taken
 PARTS = 6  # of that time; one of them that is full of calls says nothing of the others
@@ -32,7 +32,7 @@ class Waiting:
 
     ready: int = 0  # for nothing but their turn
     later: int = 0  # until they are due
-    oldest_due: Us | None = None  # microseconds
+    oldest_due: Us | None = None  # of the ready ones, in wall time
 
     @property
     def calls(self) -> int:

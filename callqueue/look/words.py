@@ -103,7 +103,7 @@ def short_duration(seconds: float) -> str:
 
 
 def clock_time(at: datetime, now: datetime) -> str:
-    """A clock time with its zone; with its date where that is another day than today."""
+    """A clock time with its zone, to the second if past; with its date if that is not today's."""
     local, today = timezone.localtime(at), timezone.localtime(now)
     shown = f"{local:%H:%M:%S}" if at <= now else f"{local:%H:%M}"
     if local.date() != today.date():
@@ -112,7 +112,7 @@ def clock_time(at: datetime, now: datetime) -> str:
 
 
 def clock_time_in(now: datetime, seconds: float) -> str:
-    """The clock time after so many seconds; without end, that it is far."""
+    """The clock time after so many seconds; if that is over LONGEST, "in more than ..."."""
     if seconds > LONGEST:
         return from_now(seconds)
     return clock_time(now + timedelta(seconds=max(1.0, seconds)), now)
@@ -127,5 +127,5 @@ def rate(number: float) -> str:
 
 
 def join_names(listed: Sequence[str], most: int = 3, between: str = ", ") -> str:
-    """ "a, b, c, …"."""
+    """ "a, b, c, …": the first `most`, and whether there are others."""
     return between.join([*listed[:most], *(["…"] if len(listed) > most else [])])

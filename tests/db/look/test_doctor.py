@@ -102,7 +102,7 @@ def test_where_callqueue_run_makes_all_calls_no_broker_is_missed(
     give_sign_of_life("default", "host:1", "run", digest="ab")
     for name in ("settings", "broker", "visibility timeout", "workers", "one broker", "schedule"):
         assert found(name).ok, found(name)
-    assert found("workers").detail == found("broker").detail == doctor.RUNS
+    assert found("workers").detail == found("broker").detail == doctor.NONE_NEEDED
     assert found("dispenser").detail == "running: host:1 (callqueue_run)"
     celery(beat_schedule=beat_schedule())
     assert found("schedule").ok, "it does what beat would do"

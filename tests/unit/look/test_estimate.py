@@ -9,7 +9,7 @@ import pytest
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.limits.budgets import book_of
 from callqueue.limits.kinds import SECOND, Limit, Usage
-from callqueue.look.estimate import Gate, gone_of_each, seconds_charged, seconds_to_pass
+from callqueue.look.estimate import Gate, gone_of_largest, seconds_charged, seconds_to_pass
 from tests.support.drain_simulation import DELIVERY, simulate
 from tests.support.length import examples
 
@@ -118,5 +118,5 @@ def test_what_a_bucket_holds_of_its_next_token_is_not_waited_for(tokens: float, 
 
 
 def test_values_take_turns() -> None:
-    assert gone_of_each([(3, 2), (10, 1)], 6) == 2
-    assert gone_of_each([(3, 2), (10, 1)], 16) == 10
+    assert gone_of_largest([(3, 2), (10, 1)], 6) == 2
+    assert gone_of_largest([(3, 2), (10, 1)], 16) == 10
