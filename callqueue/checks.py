@@ -115,7 +115,7 @@ def _check_application() -> Found:
 
 
 def _check_rules(config: conf.Config) -> Found:
-    """callqueue.W004, W005: a rule says what comes to nothing."""
+    """callqueue.W004, W005: a host or a timeout of a rule has no effect."""
     first: dict[str, str] = {}
     for name, rule in config.rules.items():
         place = f"CALLQUEUE: RULES[{name!r}]"
@@ -131,7 +131,7 @@ def _check_rules(config: conf.Config) -> Found:
 
 
 def _check_queued_tasks(config: conf.Config) -> Found:
-    """callqueue.E007: a QueuedTask is under a rule that is not there: it could not be sent."""
+    """callqueue.E007: a QueuedTask is under a rule that is not there. Imports every tasks.py."""
     from celery import current_app
 
     from callqueue.integrations.queued_task import QueuedTask

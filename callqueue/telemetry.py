@@ -91,7 +91,7 @@ def _describe_result(span: Any, result: Result) -> None:
 
 
 def _none_if_it_fails(tell: Callable[[], Any]) -> Any:
-    """What a tracer gives; None where it fails, which an event tells: the call goes on."""
+    """What `tell` returns; None if it raises: an event tells of that, and the call goes on."""
     try:
         return tell()
     except BaseException as error:

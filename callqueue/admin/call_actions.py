@@ -31,7 +31,7 @@ from callqueue.states import MADE_PERHAPS, Move
 
 LISTED = 30  # rules and statuses that the page names
 LOOKED_AT = 1000  # calls whose reasons are looked at
-NAMED = 5  # of these that the page names
+NAMED = 5  # reasons that the page names
 WORKS_S = 10.0  # seconds that one request works; servers give up a request after 30
 REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
 
@@ -67,7 +67,7 @@ class CallActions(OwnAdmin):
         calls = queryset.using(router.db_for_write(CallQueue))
         asked_at, page = request.get_full_path(), parse_pk(request.POST.get("page"))
         back = asked_at if page is None else call_url(page)
-        only = request.POST.get("only", "")
+        only = request.POST.get("only", "")  # numbers of the calls that alone are meant; empty: all
         if group := request.POST.get("group"):  # what failed alike, of the list's rule
             rule = request.GET.get(RuleFilter.parameter_name, "")
             only, back = ",".join(map(str, errors.read_pks(calls.db, rule, group))), rule_url(rule)
@@ -90,11 +90,11 @@ class CallActions(OwnAdmin):
     def _move(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, choice: str
     ) -> None:
-        """Requeue or cancel the calls that were there when it was asked, for at most WORKS_S."""
+        """Move calls that were there when the page asked; after WORKS_S, say that some are left."""
         until, began = parse_pk(request.POST.get("until")), time.monotonic()
         move, word = Move.CANCEL, _("Cancelled")
         if action == REQUEUE:
-            is_safe = choice == "safe"
+            is_safe = choice == "safe"  # without those that may have been made already
             move, word = Move.REQUEUE if is_safe else Move.REQUEUE_AGAIN, _("Requeued")
             calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
         rest = calls.filter(pk__lte=_newest_pk(calls.db) if until is None else until)
@@ -148,7 +148,7 @@ class CallActions(OwnAdmin):
 
     def _filters_in_words(self, request: HttpRequest, form: Mapping[str, Any]) -> list[str]:
         if form["select_across"] == "0" or form["only"]:
-            return []
+            return []  # single calls were chosen, not all that the filters match
         labels = {str(status.value): str(status.label) for status in CallQueue.Status}
         status = StatusFilter.parameter_name
         titles = {"q": _("search"), RuleFilter.parameter_name: _("rule"), status: _("status")}
@@ -205,7 +205,7 @@ def _common_errors(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
 
 
 def _ends_in_words(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
-    """When the last of these calls is done, after what waits already; and whose rules are gone."""
+    """When the last of these calls is done, behind what waits; and which rules are gone."""
     more: Counter[str] = Counter()
     for (rule, _status), count in counts.items():
         more[rule] += count

@@ -36,8 +36,8 @@ class Event:
     shown_at: str  # with its date where that is new
     after: str  # the time since the one before
     what: str
-    kind: str
-    attempt: ShownAttempt | None
+    kind: str  # its CSS class
+    attempt: ShownAttempt | None  # None: something else happened
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ShownAttempt:
     steps: list[tuple[str, str]]  # how it went, each with the time since the one before
     headers: dict[str, Any]
     body: str
-    note: str
+    note: str  # on what `body` leaves out
     error: str
 
 
@@ -68,7 +68,7 @@ def template_context(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
         "cost": cost_in_words(call.cost),
         "error": redact_text(call.error_message),
         "events": _events(call, attempts, bodies),
-        "most": ATTEMPTS if len(newest) > ATTEMPTS else 0,
+        "most": ATTEMPTS if len(newest) > ATTEMPTS else 0,  # 0: all are shown
         "forecast": found,
         "position": words.count(found.position) if found and found.position else "",
         "kind": css_class_of(call.status),
@@ -99,7 +99,7 @@ OUTCOMES = {
 
 
 def body_and_note(attempt: CallAttempt) -> tuple[str, str]:
-    """The body of what was answered, redacted, and a note on what is not shown of it."""
+    """The answer's body, redacted, up to BODY; a note on what was not kept, or is no text."""
     answer = answer_of(attempt, UNREADABLE)
     if answer is None:
         return redact_text(attempt.response_body)[:BODY], ""

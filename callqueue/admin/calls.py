@@ -191,7 +191,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
         return self.render_page(request, "callqueue/edit.html", title, context, status=status)
 
     def _save_edit(self, request: HttpRequest, call: CallQueue, text: str) -> str:
-        """Save the edit and requeue the call; what is wrong with it, empty once that is done."""
+        """Save the edit, requeue the call, log it. Returns why that is not done; "" if it is."""
         was = call.get_status_display()
         try:
             changed = edit_call.save_and_requeue(call, edit_call.read_edited(text, call.call_data))

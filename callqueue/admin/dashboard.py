@@ -133,7 +133,7 @@ def flow_in_words(rule: RuleLook) -> str:
 
 
 def when_done(rule: RuleLook) -> str:
-    """When all that is due is done: a clock time; that it grows; "–": nobody knows; "": none is."""
+    """When all that is ready is done, or that it grows; "–": nobody knows; "": nothing is."""
     if not rule.waits.ready:
         return ""
     if (seconds := rule.drain_s()) is None:
@@ -168,7 +168,7 @@ def short_name(limit: LimitLook) -> str:
 
 
 def rate_changed_from(limit: LimitLook) -> str:
-    """The rate in the settings, where an operator has given the limit another; else nothing."""
+    """The rate in the settings, if an operator has given the limit another; else empty."""
     budget, known = limit.budget, conf.current().book.budgets
     rates = {one.id: one.limit.rate_text for rule in budget.rules for one in known.get(rule, ())}
     configured = rates.get(budget.known_as, budget.limit.rate_text)

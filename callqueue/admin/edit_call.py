@@ -45,7 +45,7 @@ def as_json(value: Any) -> str:
 
 
 def read_edited(text: str, stored: Any) -> Any:
-    """The request that the text describes; what was left as shown, as stored. Else InvalidCall."""
+    """The request that the text describes; what is left as shown is as stored. Or InvalidCall."""
     try:
         edited = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -115,7 +115,7 @@ def _with_stored_values(edited: Any, seen: Any, stored: Any, path: str) -> Any:
 
 
 def _check_nothing_leaks(edited: Any, laid: Any, stored: Any) -> None:
-    """InvalidCall unless it stays what it is, and shows and sends nothing hidden elsewhere."""
+    """InvalidCall if `laid` is another kind of call, or shows or sends hidden values elsewhere."""
     if _differs_as_json(_fixed_parts(laid), _fixed_parts(stored)):
         raise InvalidCall(
             "call_data",
@@ -144,7 +144,7 @@ def _check_nothing_leaks(edited: Any, laid: Any, stored: Any) -> None:
 
 
 def _fixed_parts(call_data: Any) -> Any:
-    """Its method, and those of its params that say where it goes or what it runs."""
+    """A call's method, and those of its params that say where it goes or what it runs."""
     if not isinstance(call_data, dict) or not isinstance(call_data.get("params"), dict):
         return call_data
     method, params = method_of(call_data, ""), call_data["params"]
@@ -169,7 +169,7 @@ def _first_hidden(value: Any) -> str:
 
 
 def _differs_as_json(one: Any, other: Any) -> bool:
-    """Whether they do as JSON: to Python, 1 is True and 1.0, and names have no order."""
+    """Whether the two differ as JSON: to Python, 1 equals True and 1.0, and names have no order."""
     return json.dumps(one, default=repr) != json.dumps(other, default=repr)
 
 

@@ -23,7 +23,7 @@ from callqueue.look import words
 from callqueue.models import CallAttempt, CallQueue
 
 COUNTED = 1000
-NEAR = (5_000, 50_000)
+NEAR = (5_000, 50_000)  # numbers next to a page's begin, among which it is looked for first
 BEFORE = "before"  # in an address: the number that a page goes on from
 RULES = 1000  # that are looked up one by one
 NOTHING = Q(pk=None)
@@ -31,7 +31,7 @@ NOTHING = Q(pk=None)
 
 class LongList(OwnList):
     model_admin: LongAdmin
-    older = newest = ""  # the addresses of the next page and of the first; empty: this one
+    older = newest = ""  # addresses of the next page (empty: none) and of the first (empty: this)
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
         self.before = parse_pk(request.GET.get(BEFORE))
@@ -44,9 +44,9 @@ class LongList(OwnList):
         query, self.query = self.query, ""
         rows: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         self.query = query
-        # each place by itself, since each has an index of its own
+        # the rows that each condition matches, by themselves: each has an index of its own
         conditions = self.model_admin.search_conditions(rows.db, query) or [Q()]
-        self.places = [rows.filter(one).order_by() for one in conditions]
+        self.rows_by_condition = [rows.filter(one).order_by() for one in conditions]
         every = Q()
         for one in conditions:
             every |= one
@@ -55,7 +55,7 @@ class LongList(OwnList):
     def get_results(self, request: HttpRequest) -> None:
         matching, size = set[int](), self.list_per_page
         with database.index_scans(self.queryset.db):
-            for rows in self.places:
+            for rows in self.rows_by_condition:
                 if len(matching) <= COUNTED:
                     matching.update(rows.values_list("pk", flat=True)[: COUNTED + 1])
             is_more = len(matching) > COUNTED
@@ -92,7 +92,7 @@ class LongList(OwnList):
 
     def _newest_pks(self, where: Q, order: Any, most: int) -> list[int]:
         found = set[int]()
-        for rows in self.places:
+        for rows in self.rows_by_condition:
             ordered = rows.filter(where).order_by(order.desc())
             found.update(ordered.values_list("pk", flat=True)[:most])
         return sorted(found, reverse=True)[:most]
@@ -105,7 +105,7 @@ class LongAdmin(OwnAdmin):
     not_listed: tuple[str, ...] = ()  # columns that the list has no use for
 
     def search_conditions(self, using: str, term: str) -> list[Q]:
-        """What a word that is searched for may stand for: a condition for each index."""
+        """What a searched word may stand for: a condition for each index; [] for no word."""
         term = term.strip()
         if "\x00" in term:
             return [NOTHING]
@@ -192,11 +192,11 @@ class EndedFilter(_Filter):
             return NOTHING
         since = ledger_time.now(using) - timedelta(hours=self.hours[value])
         ended = Q(finished_at__isnull=False, finished_at__gte=since)
-        return any_rule_condition(using, "finished_at IS NOT NULL") & ended
+        return rules_for_index(using, "finished_at IS NOT NULL") & ended
 
 
-def any_rule_condition(using: str, where: str) -> Q:
-    """That the rule is one of attempts `where` (SQL), read here, if few: by it indexes begin."""
+def rules_for_index(using: str, where: str) -> Q:
+    """Names the rules of attempts `where` (SQL), read here: indexes begin by rule. Q() if many."""
     table = CallAttempt._meta.db_table
     rules = database.next_distinct(
         using, table, "rule", where, [], after="", down=False, count=RULES

@@ -23,8 +23,8 @@ from callqueue.admin.lists import (
     LongAdmin,
     OutcomeFilter,
     RuleFilter,
-    any_rule_condition,
     parse_pk,
+    rules_for_index,
 )
 from callqueue.ledger.ledger_time import ROW, LedgerNow
 from callqueue.look import words
@@ -33,7 +33,7 @@ from callqueue.security.redaction import redact_headers, redact_text
 
 
 def may_see_holds(request: HttpRequest) -> bool:
-    """Whether to show why something is held, and which keys are. That a rule is, all may see."""
+    """Whether to show why rules are held, and which keys are. That a rule is held, all may see."""
     return has_permission(request, "view_hold")
 
 
@@ -108,7 +108,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
         if (number := parse_pk(term)) is not None:
             yield Q(call_id=number)
         has_key = f"NOT ({database.quoted(using, 'key')} = '')"
-        yield any_rule_condition(using, has_key) & Q(key=term) & ~Q(key="")
+        yield rules_for_index(using, has_key) & Q(key=term) & ~Q(key="")
 
     @admin.display(description=_("error"))
     def shown_error(self, attempt: CallAttempt) -> str:

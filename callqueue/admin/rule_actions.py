@@ -27,7 +27,7 @@ from callqueue.models import CallQueue, RuleState
 from callqueue.sending.validation import MAX_TEXT, check_key
 
 PERMISSION = "control_rule"
-USUAL = "30m"  # a pause is for so long, where nothing else is said
+USUAL = "30m"  # how long a pause lasts, where nothing else is said
 REFUSED = (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError)
 
 
@@ -129,7 +129,7 @@ def _ask_or_change_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> Ht
 
 
 def preview_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
-    """What another rate would do: for all who may look."""
+    """The page of what another rate would do, for all who may look; a redirect if refused."""
     try:
         return _limit_change_page(request, admin, rule, request.GET)
     except REFUSED as error:
@@ -139,7 +139,7 @@ def preview_limit(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpRespo
 def _limit_change_page(
     request: HttpRequest, admin: OwnAdmin, rule: str, asked: Mapping[str, str]
 ) -> HttpResponse:
-    """What the rate that is asked for would change; raises one of REFUSED."""
+    """What the rate asked for would do, and a form to set it; raises one of REFUSED."""
     budget_id, rate = asked.get("limit", ""), asked.get("rate", "").strip()
     config = conf.current()
     config.rule(rule)  # else UnknownRule
@@ -182,7 +182,7 @@ def _before_and_after(before: RuleLook, after: RuleLook) -> dict[str, Any]:
 
 
 def _warning_of_traffic(rules: Sequence[RuleLook], limit: Limit) -> str:
-    """What a limit means for what comes in now; empty where it lets all of it through."""
+    """That less gets through a limit than comes in now; empty where all does, or nobody can say."""
     incoming = sum(rule.incoming for rule in rules)
     allowed = limit.per_second
     if allowed is None or limit.unit != "calls" or limit.is_keyed or incoming <= allowed:
@@ -203,7 +203,7 @@ def _budget_of(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
     return found[budget_id]
 
 
-# each renders the page that asks; once that is confirmed it acts, and says what for the log
+# each returns the page that asks; once that is confirmed it acts, and returns what the log says
 _ACTS: dict[str, Callable[[HttpRequest, OwnAdmin, str], HttpResponse | str]] = {
     "pause": _ask_or_pause,
     "resume": _ask_or_resume,

@@ -31,7 +31,7 @@ from callqueue.models import CallQueue
 KEYS = 20  # that the table of keys shows
 SHOWN = 20  # calls of a group of errors that are linked
 LOGGED = 8  # of what was done to the rule, the newest
-NEARLY_ALL = 0.95
+NEARLY_ALL = 0.95  # the share of attempts of which it is said how long they took
 SHOWN_BELOW = ("held", "keys", "failing", "failures", "done")  # of what is said of all rules
 WIDTH, HEIGHT = 620, 130  # of a chart
 LEFT, TOP, BOTTOM = 56, 10, 22  # room for its axes
@@ -243,7 +243,7 @@ def _counts_in_words(one: Sums) -> list[str]:
 
 
 def _nearly_all_within(buckets: list[int]) -> str:
-    """How long nearly all that the buckets count took at most; empty where that is none."""
+    """At most how long nearly all took that the buckets count; empty where they count nothing."""
     bound = sums.bound_of_share(buckets, NEARLY_ALL)
     if bound is None:
         return ""

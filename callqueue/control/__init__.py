@@ -27,9 +27,9 @@ def pause(
     seconds: float | None = None,
     reason: str = "",
 ) -> None:
-    """Hold a rule, or one key of it, for `seconds` (InvalidCall unless more than 0, ten years at
-    most; None: until it is resumed); a key of one name is all keys that have it. It replaces an
-    earlier pause, and no moment is without one.
+    """Hold a rule, or one key of it, for `seconds` (None: until it is resumed; InvalidCall: not
+    above 0, or over ten years). A key of one name holds all keys that have that name and value.
+    An earlier pause is replaced, and nothing is released in between.
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
@@ -62,7 +62,7 @@ def condition_of_pause(key: str) -> Q:
 
 
 def _only_part(key: str) -> tuple[str, str] | None:
-    """The name and value of a key that has no other; None too where no hold can be per that."""
+    """Name and value of a key with one name; None for others, and for a name over MAX_NAME."""
     parts = scopes_of(key) - {("key", key)}
     is_only = len(named_parts(key)) == 1
     return next((part for part in parts if is_only and len(part[0]) <= MAX_NAME), None)
@@ -71,9 +71,9 @@ def _only_part(key: str) -> tuple[str, str] | None:
 def resume(
     using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
 ) -> int:
-    """End the holds on a rule, whoever laid them, those on its keys too; or those on one key, and
-    on each of its names, which hold all keys that have it. How many were in force. That which keeps
-    a provider safe after the database went back in time ends only where `restored` says so.
+    """End the holds on a rule and on all its keys, whoever laid them; or those on one key, and on
+    each of its names, for all keys that have it. Returns how many were in force. A rule's hold that
+    was laid because the database went back in time ends only where `restored` says so.
     """
     conf.current().rule(rule)  # else UnknownRule
     text = check_key(key)
@@ -90,7 +90,7 @@ def count_holds_to_end(
 
 
 def _kept_sources(key: str, *, restored: bool) -> Sequence[str]:
-    """The sources of holds that `resume` leaves in force; of one key's none is a restore's."""
+    """The sources of holds that `resume` leaves in force; a restore lays none on keys."""
     return () if key or restored else ("restored",)
 
 
@@ -102,7 +102,7 @@ def restore_hold_ends_at(using: str, rule: str) -> datetime | None:
 
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
-    """Set and tell a limit's rate (None: the settings'), for all that share it; that in force."""
+    """Set a limit's rate (None: the settings') for all that share it; an event tells it. Returns it."""
     config = conf.current()
     config.rule(rule)  # else UnknownRule
     budgets = {budget.id: budget for budget in config.book.budgets[rule]}

@@ -19,10 +19,10 @@ from callqueue.states import Move
 
 BATCH = 500
 _persist = partial(database.persist, during="bulk")
-Progress = Callable[[int, int | None], None]
+Progress = Callable[[int, int | None], None]  # (calls looked at, of how many)
 # is told the calls that a batch changed, and the status of each before, in its transaction
 Log = Callable[[Sequence[Any], Mapping[int, int]], None]
-BY_CREATION = (states.NEW, states.DISPATCHED)
+BY_CREATION = (states.NEW, states.DISPATCHED)  # judged by `created_dt`, as they have no end
 
 
 class Batch(NamedTuple):
@@ -124,7 +124,7 @@ def _move_picked(using: str, pick: Pick, move: Move, progress: Progress | None) 
 
 
 def _condition_of_ended(using: str, within: timedelta) -> Q:
-    """That a call ended (an ERROR: last failed; one not begun: was created) no longer ago."""
+    """That a call ended (ERROR: last failed; BY_CREATION: was created) no longer ago than that."""
     reading = ledger_time.read(using)
     cut, since = from_us(reading.wall) - within, from_us(reading.at) - within
     of_call = tables.attempts(using).charged().filter(call_id=OuterRef("pk"))

@@ -120,7 +120,7 @@ def duration_of(value: str | timedelta | None) -> timedelta | None:
 
 
 def key_of(text: str | None) -> Any:
-    """What `--key` says; "" where it was not given."""
+    """What `--key` says, JSON as what it stands for; "" where not given. Empty is wrong use."""
     if text == "":  # a script's empty variable, which would pause or cancel all keys
         raise wrong_use("--key: is empty; leave it out for all keys")
     if not text or not text.startswith("{"):
@@ -149,7 +149,7 @@ def table(
 def progress(
     label: str, *, stream: TextIO | None = None, wanted: bool = True
 ) -> Iterator[Update | None]:
-    """A line on standard error, in a terminal alone. The block gets what updates it, or None."""
+    """A line on standard error, gone after the block, which gets what updates it; None: no line."""
     stream = sys.stderr if stream is None else stream
     if not wanted or not stream.isatty():
         yield None

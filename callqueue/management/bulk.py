@@ -22,7 +22,7 @@ from callqueue.management.base import (
 class BulkCommand(CallQueueCommand):
     """Acts on the calls that the options pick, by default of the `default` statuses."""
 
-    verb, past, statuses = "", "", ""
+    verb, past, help_on_status = "", "", ""
     default: tuple[int, ...] = ()
     legal: tuple[int, ...] = ()
     is_repeatable = False  # its batches are
@@ -31,7 +31,7 @@ class BulkCommand(CallQueueCommand):
         super().add_arguments(parser)
         add = parser.add_argument
         several: Any = {"dest": "statuses", "nargs": "+", "action": "extend"}
-        add("--status", metavar="S", help=self.statuses, **several)
+        add("--status", metavar="S", help=self.help_on_status, **several)
         add("--rule", metavar="R", help="only calls of this rule")
         key = "only calls of this key; several named ones as a JSON mapping"
         add("--key", metavar="K", help=key)

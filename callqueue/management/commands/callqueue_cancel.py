@@ -17,7 +17,7 @@ NARROWING = ("statuses", "rule", "key", "since")  # options that pick some calls
 class Command(BulkCommand):
     help = "End calls that no worker has begun: those that the options pick, or --all."
     verb, past = "cancel", "cancelled"
-    statuses = "new, error, dispatched: those not begun (default: all three)"
+    help_on_status = "new, error, dispatched: those not begun (default: all three)"
     default = legal = states.Move.CANCEL.sources
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -62,7 +62,7 @@ class Command(CallQueueCommand):
 
 
 def _recover_all(using: str) -> int:
-    """Recover, once ledger time is settled: what a clock just set makes seem overdue is not."""
+    """Recover all lost calls; how many. First waits until a clock that was set has settled."""
     total = 0
     database.persist(using, ledger_time.watch(using).settle, during="recovery")
     while count := database.persist(using, lambda: recovery.recover(using), during="recovery"):

@@ -16,7 +16,9 @@ from callqueue.management.bulk import BulkCommand
 class Command(BulkCommand):
     help = "Send calls once more: failed ones, unless --status says which."
     verb, past = "requeue", "requeued"
-    statuses = "error, failed, unknown, cancelled, expired, and done with --again (default: failed)"
+    help_on_status = (
+        "error, failed, unknown, cancelled, expired, and done with --again (default: failed)"
+    )
     default, legal = (states.FAILED,), states.Move.REQUEUE_AGAIN.sources
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -170,7 +170,7 @@ def _limit_line(limit: LimitLook, latency: float) -> str:
 
 
 def _hold_in_words(rule: RuleLook) -> str:
-    """The hold on the whole rule; else those on keys and queues, the longest by its name."""
+    """The hold on the whole rule; else of those on keys and queues the longest, and how many."""
     hold = rule.hold or max(rule.holds, key=rule.seconds_left_of, default=None)
     if hold is None:
         return ""

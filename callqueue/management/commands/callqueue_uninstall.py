@@ -27,8 +27,8 @@ class Plan:
     tables: list[str]
     foreign_keys: list[database.ForeignKey]
     rows: dict[str, QuerySet[Any]]  # of Django's own tables, by what they are called
-    periodic_tasks: list[str]
-    unfinished: int
+    periodic_tasks: list[str]  # names
+    unfinished: int  # calls
 
 
 class Command(CallQueueCommand):
@@ -101,7 +101,7 @@ def _rows_about_callqueue(using: str) -> dict[str, QuerySet[Any]]:
 
 
 def _drop(using: str, plan: Plan) -> None:
-    """Drop all or nothing, where a database can. What of others points at a permission refuses."""
+    """Drop all, or nothing where a database can. Fails if another app points at a permission."""
     for name, found in plan.rows.items():
         pks = list(found.values_list("pk", flat=True))
         for grants in _grant_models() if name == "permission" else ():
