@@ -102,7 +102,7 @@ def restore_hold_ends_at(using: str, rule: str) -> datetime | None:
 
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
-    """Set a limit's rate (None: the settings') for all that share it; an event tells it. Returns it."""
+    """Set and tell a limit's rate (None: the settings') for all that share it; return the rate."""
     config = conf.current()
     config.rule(rule)  # else UnknownRule
     budgets = {budget.id: budget for budget in config.book.budgets[rule]}
