@@ -58,7 +58,7 @@ def _move_batch(calls: Any, move: Move, after: int, log: Log | None) -> Batch | 
     able = calls.filter(status__in=move.sources, pk__gt=after).order_by("pk")
     before = dict(able.values_list("pk", "status")[:BATCH])
     if not before:
-        return None
+        return None  # no call is left that may be moved
     pks = list(before)
     is_cancel = move is Move.CANCEL
     count = transitions.cancel(using, pks) if is_cancel else transitions.requeue(using, pks, move)

@@ -15,12 +15,10 @@ from callqueue.limits.kinds import SECOND
 
 RECENT_S = 60  # over which rates are taken
 PACED = 100  # attempts that say how long calls take, where none was answered lately
-WAY_S = 0.04  # usual from a slot to the wire, which is not counted as late
+WAY_S = 0.04  # the usual way from a slot to the wire, which does not count as late
 NEWEST = 500  # begun attempts that are looked at for the workers that began them
 WORKERS_S = 300  # for how long a worker that has begun nothing is still named
-UNBEGUN_S = (
-    10  # after which a released call that no worker of its queue took says that none is there
-)
+UNBEGUN_S = 10  # after which a released call that nobody took says that its queue has no worker
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Pace:
-    per_second: float = 0.0  # answered
+    per_second: float = 0.0  # answered, over RECENT_S; 0 of those that `read_newest_pace` reads
     latency: float = 0.0  # mean seconds from release to answer; 0: none was
     is_stamped: bool = True  # False: some were answered, of none is known when it was sent
     late: float = 0.0  # mean seconds from a slot to the wire, less WAY_S; only of the newest

@@ -141,7 +141,7 @@ def _charged_values(account: ledger.Account, budget: Budget, key: str | None) ->
 
 
 def _needs_spread(account: ledger.Account, budget: Budget) -> bool:
-    """Whether a tally says how much of it is used, and not when that leaves: it is read beside."""
+    """Whether to read when its tally's amount leaves: it is tallied, per rule, and no calendar."""
     limit = budget.limit
     return budget.id in account.tallies and limit.is_per_rule and not limit.is_calendar
 
@@ -165,10 +165,12 @@ def _limit_look(
     in_flight = [account.open.get((budget.id, value), 0) for value in values]
     free = (sum if is_summed else min)([one.free for one in meters.values()] or [limit.capacity])
     used = (sum if is_summed else max)([one.used for one in meters.values()] or [0])
-    flown = max(in_flight, default=0)
-    meter = _meter_of_value(account, budget, fullest, meters, spread, flown)
+    most_in_flight = max(in_flight, default=0)
+    meter = _meter_of_value(account, budget, fullest, meters, spread, most_in_flight)
     if is_of_key and budget.id in account.tallies and _is_small_and_keyed(limit):
-        usage = Usage(flown, _read_ageing(account, budget, fullest), limit.horizon(account.now))
+        usage = Usage(
+            most_in_flight, _read_ageing(account, budget, fullest), limit.horizon(account.now)
+        )
         meter = limit.meter(usage, account.now)
     emptiest = meter
     if is_summed and _all_rules_use_all_queues(account, budget):

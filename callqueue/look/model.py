@@ -178,7 +178,7 @@ class RuleLook:
 
     @property
     def why_unknown(self) -> str:
-        """Why nobody can say when its calls are done: a word, empty where somebody can."""
+        """Why nobody knows when its calls are done, a word; empty: known, or a gate cannot say."""
         if self._why_stopped or self.kept_s == FOREVER:
             return self._why_stopped or "held"
         return "" if self.gates or self.pace.per_second else "no_pace"
