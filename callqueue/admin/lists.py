@@ -196,7 +196,7 @@ class EndedFilter(_Filter):
 
 
 def rules_for_index(using: str, where: str) -> Q:
-    """Names the rules of attempts `where` (SQL), read here: indexes begin by rule. Q() if many."""
+    """Q of the rules of attempts `where` (SQL), read here: indexes begin by rule. Q() if many."""
     table = CallAttempt._meta.db_table
     rules = database.next_distinct(
         using, table, "rule", where, [], after="", down=False, count=RULES

@@ -43,7 +43,7 @@ class Pick:
 
 
 def move_in_batches(calls: Any, move: Move, log: Log | None = None) -> Iterator[Batch]:
-    """Make a move with all of these calls that it may start from, in the order of their numbers."""
+    """Make a move with those of these calls that may, by number; a batch for each one asked for."""
     last = 0
     using = calls.db
     while done := _persist(

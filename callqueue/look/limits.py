@@ -80,8 +80,8 @@ def read(
 ) -> tuple[dict[str, list[LimitLook]], Mapping[str, str]]:
     """The limits of each of these rules, in the settings' order; those per key for `key` (None: for
     what uses most). And by rule, the id of the budget for which its next call waited in the last
-    pass. `backlog`: by rule, the most calls that anybody asks about: of a limit with room for them
-    nothing is read of when what it holds leaves.
+    pass. `backlog`: by rule, the most calls that anybody asks about; of a limit that has room for
+    them it is not read when its charges leave.
     """
     groups = {book.groups[name] for name in names}
     rules = sorted(rule for group in groups for rule in group)
@@ -240,8 +240,8 @@ def _read_ageing(account: ledger.Account, budget: Budget, value: str) -> list[tu
 
 
 def _read_ends(account: ledger.Account, budgets: list[Budget]) -> dict[str, list[tuple[Us, int]]]:
-    """By budget, how many calls ended when: all, by small parts, of a window shorter than sums are
-    wide; of others the first, for whose leave a pass waits. One statement for many.
+    """By budget, when how many calls ended: of a short window all, by small parts of it; of others
+    only the first, for which to leave a pass waits. One statement for many.
     """
     using, found = account.using, dict[str, list[tuple[Us, int]]]()
     selects, end = list[tuple[str, list[object]]](), as_parameter(using, from_us(account.now))
@@ -269,12 +269,12 @@ def _read_ends(account: ledger.Account, budgets: list[Budget]) -> dict[str, list
 
 
 def _has_short_window(limit: Limit) -> bool:
-    """Whether sums, by the minute, say nothing of when what its window holds leaves."""
+    """Whether its window is no longer than a sum's minute: sums do not tell when it empties."""
     return limit.window_us <= sums.MINUTE_S * SECOND
 
 
 def _read_spread(using: str, budgets: list[Budget], now: Us) -> dict[str, list[tuple[Us, int]]]:
-    """By budget, how many calls ended when in its long window, by stretches. One statement."""
+    """By budget, no short window's, when how many calls ended, by sums. One statement."""
     budgets = [budget for budget in budgets if not _has_short_window(budget.limit)]
     if not budgets:
         return {}

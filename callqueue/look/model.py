@@ -52,7 +52,7 @@ class HoldLook:
         return (self.per, self.value) in scopes_of(key or "")
 
     def seconds_left(self, wall: Us) -> float:
-        """Seconds until it ends, by what the clock shows; infinite where it does not by itself."""
+        """Seconds until it ends, by what the clock shows; FOREVER: it does not end by itself."""
         return FOREVER if self.until is None else max(0.0, (to_us(self.until) - wall) / SECOND)
 
 
@@ -104,7 +104,7 @@ class RuleLook:
         return from_us(instant + self.moved)
 
     @property
-    def held_s(self) -> float:
+    def hold_left_s(self) -> float:
         return 0.0 if self.hold is None else self.seconds_left_of(self.hold)
 
     @property
@@ -160,7 +160,7 @@ class RuleLook:
         if passed is None:
             return None
         kept = self.kept_s if calls > self.waits.ready - self.kept_calls else 0.0
-        return None if kept == FOREVER else max(self.held_s + passed, kept) + self.pace.latency
+        return None if kept == FOREVER else max(self.hold_left_s + passed, kept) + self.pace.latency
 
     def seconds_to_release(self, calls: int, gates: Sequence[Gate]) -> float | None:
         """Seconds until so many calls have passed these gates unheld; None: nobody can say."""
@@ -189,7 +189,7 @@ class RuleLook:
             return "no_dispenser"
         if self.stalls and {one.queue for one in self.stalls} >= set(self.rule.queue_names):
             return "no_workers"
-        if self.held_s == FOREVER:
+        if self.hold_left_s == FOREVER:
             return "held"
         return "stuck" if "stuck" in self.troubles else ""
 

@@ -193,7 +193,7 @@ class _Known:
 def _read_newest_paces(
     using: str, paces: Mapping[str, Pace], names: Sequence[str]
 ) -> Mapping[str, Pace]:
-    """The paces, those of the newest calls where none was answered lately. A statement a rule."""
+    """`paces`, but of rules with no answer lately those of their newest calls: a statement each."""
     unknown = [name for name in names if not paces[name].latency]
     return {**paces, **{name: attempts.read_newest_pace(using, name) for name in unknown}}
 

@@ -91,7 +91,7 @@ def _locale(language: str) -> Locale:
 
 
 def short_duration(seconds: float) -> str:
-    """A duration where there is little room: "850 ms", "12 s", "4 min", "3 h", "2 d"."""
+    """A duration where there is little room: "850 ms", "1.5 s", "12 s", "4 min", "3 h", "2 d"."""
     if seconds < 1:
         return f"{round(1000 * seconds)} ms"
     if seconds < 10:
