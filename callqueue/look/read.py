@@ -51,8 +51,8 @@ def look(
     """Where these rules stand, or all, as of one moment.
 
     `rates`: as if these limits had other rates (id in the settings -> rate), with what is in force
-    in `before`. `key`: with holds and limits per key as they are for this key, and the pace of the
-    newest calls where none was answered lately. `more`: by rule, so many more calls, of new keys.
+    in `before`. `key`, not beside `rates`: holds and limits per key as they are for it; the pace of
+    the newest calls where none was answered lately. `more`: by rule, calls to add, of new keys.
     """
     with database.one_snapshot(using):
         now, moved, summed_until, version, signs = _read_moment(using)
