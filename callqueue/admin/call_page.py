@@ -113,6 +113,9 @@ def body_and_note(attempt: CallAttempt) -> tuple[str, str]:
     if text.count("\ufffd") > len(text) * BINARY:
         text = ""
         notes.append(_("%(size)s bytes that are no text.") % sizes)
+    if len(text) > BODY:
+        lengths = {"shown": words.count(BODY), "length": words.count(len(text))}
+        notes.append(_("The first %(shown)s of %(length)s characters are shown.") % lengths)
     return redact_text(text[:BODY]), " ".join(notes)
 
 

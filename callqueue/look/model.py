@@ -181,7 +181,7 @@ class RuleLook:
         """Why nobody knows when its calls are done, a word; empty: known, or a gate cannot say."""
         if self._why_stopped or self.kept_s == FOREVER:
             return self._why_stopped or "held"
-        return "" if self.gates or self.pace.per_second else "no_pace"
+        return "" if self.pace.per_second else "no_pace"
 
     @property
     def _why_stopped(self) -> str:

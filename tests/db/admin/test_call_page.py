@@ -124,6 +124,7 @@ def test_the_page_says_what_is_not_shown_of_an_answer(rules: Rules, root: Client
         ({"response_body": "cut", "response_size": 70_000}, "3 of 70,000 bytes are kept."),
         ({"response_body": "[secret]", "response_size": 20, "response_form": "scrubbed"}, "A secret of the call was taken out."),
         ({"response_body": "iVBORw0K//8=", "response_size": 8, "response_form": "base64"}, "8 bytes that are no text."),
+        ({"response_body": "x" * 70_000, "response_size": 70_000}, "The first 65,536 of 70,000 characters are shown."),
     ]  # fmt: skip
     for number, (columns, _) in enumerate(kinds, 1):
         attempt(call, number, **columns)

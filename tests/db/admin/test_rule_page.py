@@ -119,6 +119,18 @@ def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client)
     assert told.release_at is not None
 
 
+def test_where_no_call_has_been_answered_yet_that_is_why_nobody_knows(
+    rules: Rules, root: Client
+) -> None:
+    rules(llm=Rule(limits=[Concurrency(2)]))
+    for _ in range(5):
+        wait("llm")
+    now = ledger_time.now("default")
+    DispenserState.objects.create(name="a:1", digest="settings", started_at=now, seen_at=now)
+    ends = page(root, "llm").context["ends"]
+    assert ends == "no estimate: how fast calls are answered is not known yet"
+
+
 def test_it_says_what_is_wrong_and_nothing_of_other_rules(rules: Rules, root: Client) -> None:
     rules(pay=Rule(), other=Rule())
     wait("pay")
