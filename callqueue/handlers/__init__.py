@@ -50,7 +50,7 @@ class BuiltIn:
 
     make: Handler
     free: Collection[str]  # params that a person may change in the admin
-    # says with InvalidCall what is wrong with all of them
+    # raises InvalidCall for params that it cannot have; here: for none
     check: Callable[[dict[str, Any]], None] = lambda params: None
 
 

@@ -252,7 +252,7 @@ def _insert_one(call: tables.CallQueue, using: str) -> tables.CallQueue:
 def insert_many(
     calls: Sequence[tables.CallQueue], *, batch_size: int, using: str
 ) -> list[tables.CallQueue]:
-    """As `insert`, of many, in a transaction: in order each row, or who has its unique key."""
+    """As `insert`, of many, in an open transaction; in order each, or who has its unique key."""
     plain = [call for call in calls if call.unique_key is None]
     for call in database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size):
         _defer_default_times(call)
@@ -318,7 +318,7 @@ def _insert_or_find(calls: Sequence[tables.CallQueue], using: str) -> dict[str, 
 
 
 def _defer_default_times(call: tables.CallQueue) -> tables.CallQueue:
-    """The call, where the database filled in its times: read them when they are asked for."""
+    """The call; times that the database filled in are deferred: read when they are asked for."""
     for name in ("created_dt", "due_at_dt"):
         if hasattr(call.__dict__.get(name), "resolve_expression"):
             del call.__dict__[name]
