@@ -55,7 +55,7 @@ class BuiltIn:
 
 
 def handler(name: str) -> Callable[[F], F]:
-    """Register the function below as the handler of calls whose method is `name`, in any case."""
+    """Register the function below as the handler of the method `name`, whatever its letter case."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         longest = f"at most {MAX_NAME} characters"
         raise TypeError(f'write @callqueue.handler("name"), with a method\'s name, {longest}')

@@ -69,7 +69,7 @@ class QueuedResult(AsyncResult):
         if self.ignored or meta.get("status") != "PENDING":
             return meta
         of_row = {"task_id": self.id, **_read_task_meta(self.call)}
-        return meta if of_row["status"] == "STARTED" else of_row  # Celery's to say, if anybody's
+        return meta if of_row["status"] == "STARTED" else of_row  # STARTED is the backend's to say
 
 
 def _read_task_meta(call: CallQueue) -> dict[str, Any]:

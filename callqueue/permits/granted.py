@@ -43,7 +43,7 @@ class Permit:
         return self.job.attempt.id
 
     def sent(self) -> None:
-        """Say that the request has left: it ages from now on, by limits that await no answer."""
+        """Say that the request has left: its charge ages now, by limits that await no answer."""
         self._write(self._tell_sent)
 
     def settle(self, cost: int | Mapping[str, int]) -> None:
@@ -90,7 +90,7 @@ class Permit:
         self._write(self._tell_sent)
 
     def end_with(self, result: Result) -> None:
-        self._has_ended = True
+        self._has_ended = True  # a `settle` that comes later corrects the record
         self._write(lambda: self._end(result))
 
     # --- what is written of it, where it is still its own: recovery ends what outlives its lease

@@ -157,7 +157,7 @@ def permitted(
 
 
 def begin(asked: Wanted) -> Permit:
-    """A permit whose slot is open; this thread waits for it. NotNow where none is to be had."""
+    """A permit, its slot open and its lease running; this thread waits. NotNow: none to be had."""
     for _ in range(TRIES):
         waiter = Waiter(asked)
         try:

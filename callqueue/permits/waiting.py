@@ -100,7 +100,7 @@ class Waiter:
         return run_apart(using, lambda: database.persist(using, self._step, during="permit"))
 
     def withdraw(self) -> None:
-        """Wait no more, and give back what was charged, perhaps unknown to it."""
+        """Wait no more, and give back what a pass has charged, perhaps without its knowing."""
         using = self.using
         if not self._has_given_up:
             run_apart(using, lambda: database.persist(using, self._withdraw, during="permit"))
@@ -297,10 +297,11 @@ class Waiter:
         with database.writing(self.using):
             stands = self._get_in_line(database.clock(self.using)) is not None
         self._is_in_line |= stands
-        self._wake_key()  # by itself: passes wait for who has a key's turn, and this one may freeze
+        # In a commit of its own: passes wait for who has a key's turn, and this process may freeze.
+        self._wake_key()
 
     def _wake_key(self) -> None:
-        if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
+        if self._takes_turns:  # its key may wait for room for a costlier permit that is gone
             ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
 
     def _plan_next_pass(self, done: Pass) -> None:

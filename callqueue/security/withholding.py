@@ -355,7 +355,7 @@ def clean_of_call_in_hand(text: str) -> str:
 
 
 def _tells_no_secret(record: logging.LogRecord) -> bool:
-    """False: its text, traceback or arguments tell a secret in hand, or cannot be looked at."""
+    """Whether it may be logged: not if it tells a secret in hand, or is too long or unreadable."""
     values = _in_hand.get()[0]
     if not values:
         return True

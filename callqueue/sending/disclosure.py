@@ -84,21 +84,21 @@ class _Asker:
         """The value, host unchecked. NotAllowed for other rules; SecretError: it has none now."""
         if name not in self.values:
             context = SecretContext(self.rule, self.key, self.host)
-            self.values[name] = self._source_of(name).value(name, context)
+            self.values[name] = self._entry_of(name).value(name, context)
         return self.values[name]
 
-    def _source_of(self, name: str) -> SecretFor:
-        source = conf.current().secrets.get(name)
-        if source is None:
+    def _entry_of(self, name: str) -> SecretFor:
+        entry = conf.current().secrets.get(name)
+        if entry is None:
             raise SecretError(f"secret {name!r} is not in SECRETS")
-        if source.rules is not None and self.rule not in source.rules:
+        if entry.rules is not None and self.rule not in entry.rules:
             raise NotAllowed(
                 f"the secret {name!r} is not for calls of the rule {self.rule!r}: see SECRETS"
             )
-        return source
+        return entry
 
     def _check_may_go(self, name: str) -> None:
-        hosts = self._source_of(name).hosts
+        hosts = self._entry_of(name).hosts
         if hosts is None:
             return
         if not self.host:

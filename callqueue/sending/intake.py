@@ -179,7 +179,7 @@ def _apply_router(request: CallRequest, data: Mapping[str, Any]) -> CallRequest 
 
 
 def rule_of_host(host: str, config: conf.Config) -> str | None:
-    """The rule whose hosts name this one, or None. A whole name wins over a pattern."""
+    """The name of the rule whose hosts have this one, or None. Whole names win over patterns."""
     places = [(place, name) for name, rule in config.rules.items() for place in rule.hosts]
     return _first_rule_for(host, tuple(places)) if 0 < len(host) <= 255 else None
 
@@ -308,11 +308,11 @@ def _insert_or_find(calls: Sequence[tables.CallQueue], using: str) -> dict[str, 
             else:
                 others[pk] = key
         if others:
-            # Read as they were found: a snapshot would hide them once more. It may show one that
-            # has ended since, where a call of these has its key.
+            # Read in the way they were found: a snapshot would hide them once more. One may have
+            # ended since: a call of these that has its key goes before it.
             carriers = {others[row.pk]: row for row in found.filter(pk__in=others)} | carriers
     for call in left:
-        # whatever is in the way: the database says what
+        # after TRIES something else is in the way: the database says what
         carriers[str(call.unique_key)] = _insert_one(call, using)
     return carriers
 

@@ -135,7 +135,7 @@ class _Tasks:
             raise CallbackFailed("\n".join(self.failures)) from self.error
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Run a task. What is no callback fails by itself; an unregistered one is dropped."""
+        """Run a task here; a failure stays in its result. An unregistered one is dropped."""
         task = broker.registered_task(self.app, name)
         if task is None:
             return self.app.AsyncResult(options.get("task_id") or "unknown")
