@@ -45,7 +45,7 @@ MANY = 64  # permits before one that are counted
 PAUSED = 20.0  # seconds that are taken to be left where an operator alone knows how many
 ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at first and at most
 BUSY = 0.002, 0.05  # seconds until the next pass where this one did not see all, likewise
-AT_ONCE = 1.0  # seconds for which a permit that does not wait tries to get the rules
+AT_ONCE = 1.0  # seconds beyond its wait in which a permit that has not had the rules yet tries to
 OVERDUE = 1.0  # seconds between two looks for what has died with its process
 CANCELLED = "cancelled"
 IN_THE_WAY = "other passes over the rule were in the way"
@@ -78,7 +78,7 @@ class Waiter:
         self._takes_turns = bool(self.key) or any(one.is_keyed for one in wanted.rule.limits)
         self.began = shifted_monotonic()
         self.pk: int | None = None  # its row, as far as is known
-        self.due_at: datetime | None = None
+        self.due_at: datetime | None = None  # in wall time: its place in line
         self.ahead = 0  # permits that go before it
         self.passes = 0  # of its own, those that had the rules
         self._identity: UUID = uuid4()
@@ -86,7 +86,7 @@ class Waiter:
         self._is_passing = self._is_in_doubt = False
         # whether it was in line in the last pass; None: that had not the rules, or was undone
         self._waits: bool | None = None
-        self._has_given_up = False
+        self._has_given_up = False  # nothing is left to be withdrawn
         self._is_in_line = False  # its row is in line, and its key has had news
         self._is_outdated = False  # the last pass went by settings of the past
         self._streak = NO_STREAK

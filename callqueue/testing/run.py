@@ -72,7 +72,7 @@ class _Run:
         from callqueue.dispatch.next_look import RuleGroup
         from callqueue.dispatch.release_pass import Pass
 
-        self.using, self.attempts = using, 0
+        self.using, self.attempts = using, 0  # those made
         # Seconds until a blocked call of these rules may go, by the last pass over them.
         wakes = self.wakes = dict[tuple[str, ...], float | None]()
 
