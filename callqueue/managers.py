@@ -39,7 +39,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.waiting().filter(due_at_dt__lte=database.ClockNow())
 
     def dispatched(self) -> CallQueueQuerySet:
-        """Released, and not ended."""
+        """In flight: released, and not recorded yet."""
         return self.filter(status=states.DISPATCHED)
 
     def error(self) -> CallQueueQuerySet:
@@ -56,11 +56,11 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.filter(status=states.DONE)
 
     def cancelled(self) -> CallQueueQuerySet:
-        """Cancelled before any worker began them."""
+        """Cancelled while no worker was making them."""
         return self.filter(status=states.CANCELLED)
 
     def expired(self) -> CallQueueQuerySet:
-        """Not begun by their `expires_at`."""
+        """Ended because they waited, or were not begun, past their `expires_at`."""
         return self.filter(status=states.EXPIRED)
 
     def final(self) -> CallQueueQuerySet:
@@ -90,7 +90,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         update_fields: Collection[str] | None = None,
         unique_fields: Collection[str] | None = None,
     ) -> list[CallQueue]:
-        """As Django's. What is made or changed is as with `save`."""
+        """As Django's. What is given a `due_at_dt`, or another status, waits for a promotion."""
         objs = list(objs)
         for one in objs:
             leave_to_promotion(one)
@@ -113,7 +113,7 @@ def columns_written_besides(names: Collection[str]) -> dict[str, bool]:
 
 
 def leave_to_promotion(call: CallQueue) -> None:
-    """Mark it as not ready, unless it is due now: a copy of one that was may be due later."""
+    """Mark it as not ready, unless due by default, now: a copy of a ready call may be due later."""
     if not hasattr(call.__dict__.get("due_at_dt"), "resolve_expression"):
         call.ready = False
 

@@ -50,12 +50,12 @@ class BuiltIn:
 
     make: Handler
     free: Collection[str]  # params that a person may change in the admin
-    # says with InvalidCall what is wrong with all of them
+    # raises InvalidCall for params that it cannot have; here: for none
     check: Callable[[dict[str, Any]], None] = lambda params: None
 
 
 def handler(name: str) -> Callable[[F], F]:
-    """Register the function below as the handler of calls whose method is `name`, in any case."""
+    """Register the function below as the handler of the method `name`, whatever its letter case."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         longest = f"at most {MAX_NAME} characters"
         raise TypeError(f'write @callqueue.handler("name"), with a method\'s name, {longest}')

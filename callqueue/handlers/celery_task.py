@@ -68,7 +68,7 @@ class CallsRun:
 
     is_last: bool
     is_begun: bool = False
-    retry: Retry | None = None  # which the task has asked for, and not raised
+    retry: Retry | None = None  # which the task asked for with throw=False
     is_exhausted: bool = False  # no retries were left
     outcome: Outcome | None = None  # None: it has succeeded
 
@@ -108,11 +108,11 @@ def _facts_of(context: Context) -> dict[str, Any]:
 def _wrap_run(task: Any) -> None:
     """Have the first run of the task within a call's request tell what came of it."""
     run = task.run
-    if hasattr(run, "is_told_of_calls"):
+    if hasattr(run, "tells_of_calls"):
         return
 
     @functools.wraps(run)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def telling_run(*args: Any, **kwargs: Any) -> Any:
         # Not the topmost alone: a `__call__` of the task's own may have put a copy on top.
         runs = [getattr(request, "callqueue_run", None) for request in task.request_stack.stack]
         current = next((one for one in reversed(runs) if one and not one.is_begun), None)
@@ -121,8 +121,8 @@ def _wrap_run(task: Any) -> None:
         current.is_begun = True
         return _result_or_raise(_run_body(task, current, lambda: run(*args, **kwargs)))
 
-    told.is_told_of_calls = True  # type: ignore[attr-defined]
-    task.run = told
+    telling_run.tells_of_calls = True  # type: ignore[attr-defined]
+    task.run = telling_run
 
 
 def _run_body(task: Any, current: CallsRun, run: Callable[[], Any]) -> Any:
@@ -173,10 +173,10 @@ class _CallsTraceInfo(TraceInfo):  # type: ignore[misc]
         self, task: Any, req: Any, store_errors: bool = True, call_errbacks: bool = True
     ) -> Any:
         error, run = self.retval, req.callqueue_run
-        is_told = isinstance(error, TaskGaveUp)
+        gave_up = isinstance(error, TaskGaveUp)
         traceback = str(ExceptionInfo((type(error), error, error.__traceback__)).traceback)
-        why = str(error) if is_told else _error_text("", error, traceback)
-        is_final = is_told or isinstance(error, MaxRetriesExceededError | EncodeError)
+        why = str(error) if gave_up else _error_text("", error, traceback)
+        is_final = gave_up or isinstance(error, MaxRetriesExceededError | EncodeError)
         is_final = is_final or run.is_exhausted
         run.outcome = GiveUp(why) if is_final else RetryLater(why)
         if is_final or run.is_last:
@@ -227,7 +227,7 @@ def params_of(name: str, message: Any, stated: Mapping[str, Any]) -> dict[str, A
     anywhere else, which would leave with the tasks that follow.
     """
     args, kwargs, embed = message.body
-    # A repr would show what is redacted in the arguments, and tell of them when they are edited.
+    # A repr would show what is redacted in the arguments, and the old ones once they are edited.
     unstated = {name for name in ("argsrepr", "kwargsrepr") if stated.get(name) is None}
     headers = {name: value for name, value in message.headers.items() if name not in unstated}
     params = {
@@ -289,7 +289,7 @@ def _stated_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_celerys_json(value: Any, field: str, depth: int = 0) -> Any:
-    """A value as Celery's JSON has it; Secrets and what has no form stay. InvalidCall: misread."""
+    """As Celery's JSON has it; Secrets, what has no form stay. InvalidCall: too deep, misread."""
     if value is None or isinstance(value, str | int | float | Secret):
         return value
     if depth > DEEPEST:

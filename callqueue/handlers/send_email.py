@@ -50,7 +50,7 @@ def send_email(params: Mapping[str, Any], context: Context) -> Any:
 
 
 def _connection_within_lease(context: Context) -> Any:
-    """The backend's connection. No wait for its server is longer than the lease that is left."""
+    """The backend's connection; its timeout, if it has one, within the lease that is left."""
     connection = get_connection()
     if hasattr(connection, "timeout"):
         left = max(0.001, (context.deadline - datetime.now(UTC)).total_seconds())

@@ -69,7 +69,7 @@ class QueuedResult(AsyncResult):
         if self.ignored or meta.get("status") != "PENDING":
             return meta
         of_row = {"task_id": self.id, **_read_task_meta(self.call)}
-        return meta if of_row["status"] == "STARTED" else of_row  # Celery's to say, if anybody's
+        return meta if of_row["status"] == "STARTED" else of_row  # STARTED is the backend's to say
 
 
 def _read_task_meta(call: CallQueue) -> dict[str, Any]:
@@ -94,13 +94,13 @@ def _read_task_meta(call: CallQueue) -> dict[str, Any]:
 
 
 def write_ends(using: str, call_ids: Sequence[int]) -> int:
-    """Tell the backend how these tasks' calls ended, but DONE ones, if it lacks that; how many."""
+    """Tell the backend how these tasks' calls ended, DONE ones aside; how many it was told of."""
     ended = tables.calls(using).final().exclude(status=states.DONE)
     return sum([_write_end(call) for call in ended.filter(pk__in=call_ids).order_by("pk")])
 
 
 def _write_end(call: tables.CallQueue) -> bool:
-    """Tell the backend how it ended (a revoke: by signal, too), if asked and not known; whether."""
+    """Tell the backend how it ended (a revoke: by signal, too), if it lacks that; whether told."""
     data: Any = call.call_data
     params = data.get("params") if isinstance(data, Mapping) else None
     params = params if isinstance(params, Mapping) else {}

@@ -152,7 +152,7 @@ class QueuedTask(DjangoTask):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.typing and (header := getattr(self, "__header__", None)) is not None:
-            header(*args, **kwargs)
+            header(*args, **kwargs)  # TypeError where they do not fit the task
         dump = getattr(self, "_dump_pydantic_arguments", None)
         return dump(args, kwargs) if dump is not None else (args, kwargs)
 

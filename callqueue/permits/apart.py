@@ -23,18 +23,18 @@ from callqueue import database
 from callqueue.exceptions import CallQueueError
 
 T = TypeVar("T")
-# each with its caller's context, and the future of what becomes of it
+# what is to be done, its caller's context, and the future of what comes of it
 _Work = tuple[Callable[[], Any], Context, Future[Any]]
 Works = SimpleQueue[_Work]
 PATIENCE = 10.0  # seconds for which a write waits for rows that perhaps its caller has locked
 IDLE = 1.0  # seconds for which a keeper that has nothing to do keeps its connection
-# seconds after which one that is still at the same work is left to it: the next work gets another
-# keeper
+# seconds after which a keeper that is still at the same work is left to it: what comes next is for
+# another keeper
 STUCK = 2.0
 
 
 def run_apart(using: str, work: Callable[[], T]) -> T:
-    """What `work` gives, done outside the caller's transaction; in one on SQLite CallQueueError."""
+    """Do `work` outside the caller's transaction; its result. In one on SQLite: CallQueueError."""
     if not is_in_callers_transaction(using):
         return work()
     if database.is_sqlite(using):
@@ -52,7 +52,7 @@ def run_apart(using: str, work: Callable[[], T]) -> T:
 
 
 def write_apart(using: str, work: Callable[[], Any]) -> None:
-    """As `run_apart`, waiting PATIENCE at most while it goes on; in one on SQLite, within it."""
+    """As `run_apart`, but go on without it after PATIENCE; on SQLite do it in the transaction."""
     if not is_in_callers_transaction(using) or database.is_sqlite(using):
         work()
         return
@@ -74,14 +74,14 @@ class _Keeper:
 
     def __init__(self, using: str, waiting: Works) -> None:
         self.using, self.waiting = using, waiting
-        self.began: float | None = None  # its piece of work, monotonic; None: it has none
+        self.began_at: float | None = None  # its work in hand, monotonic; None: it has none
         self.connection: Any = None
         threading.Thread(target=self._run, name="callqueue-permits", daemon=True).start()
 
     @property
     def is_stuck(self) -> bool:
-        """Whether one piece takes so long that others go elsewhere: its caller may lock it."""
-        return self.began is not None and time.monotonic() - self.began > STUCK
+        """Whether its work takes longer than STUCK: perhaps that waits for rows of its caller's."""
+        return self.began_at is not None and time.monotonic() - self.began_at > STUCK
 
     def _run(self) -> None:
         self.connection = connections[self.using]
@@ -102,7 +102,7 @@ class _Keeper:
         return None
 
     def _do_work(self, work: Callable[[], Any], context: Context, done: Future[Any]) -> None:
-        self.began = time.monotonic()
+        self.began_at = time.monotonic()
         if self.connection.connection is not None and not self.connection.is_usable():
             self._disconnect()  # it was cut since it was used last
         try:
@@ -112,7 +112,7 @@ class _Keeper:
             done.set_exception(error)
         else:
             done.set_result(found)
-        self.began = None
+        self.began_at = None
 
     def _disconnect(self) -> None:
         with suppress(Exception):  # whatever a broken one says: it is not used again

@@ -40,7 +40,7 @@ class Options:
     label: str = ""
 
     def as_wanted(self, url: str | None = None) -> Wanted:
-        """These, checked: InvalidCall naming the argument, UnknownRule. `url` may name the rule."""
+        """These, checked; InvalidCall, UnknownRule. Without `rule`: the URL's, else "default"."""
         config = conf.current()
         name = self.rule if self.rule is not None else rule_of(url) or "default"
         rule, priority, lease = config.rule(name), self.priority, self.lease
@@ -58,13 +58,13 @@ class Options:
         return Wanted(
             call,
             rule,
-            wait=None if self.wait is None else _as_seconds("wait", self.wait, least=0.0),
-            lease=usual if lease is None else _as_seconds("lease", lease, least=0.1),
+            wait=None if self.wait is None else _checked_seconds("wait", self.wait, least=0.0),
+            lease=usual if lease is None else _checked_seconds("lease", lease, least=0.1),
         )
 
 
 def rule_of(url: str | None) -> str | None:
-    """The rule whose hosts name the URL's; None: none does, or no URL. InvalidCall: no host."""
+    """The name of the rule for this URL's host; None: no rule, or no URL. InvalidCall: no host."""
     if not isinstance(url, str | None):
         raise InvalidCall("url", "must be a string")
     try:
@@ -76,7 +76,7 @@ def rule_of(url: str | None) -> str | None:
     return intake.rule_of_host(host, conf.current())
 
 
-def _as_seconds(argument: str, value: Any, least: float) -> float:
+def _checked_seconds(argument: str, value: Any, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value:
         raise InvalidCall(argument, f"must be a number of seconds, {least:g} or more")
     return float(min(value, 366 * 86400))

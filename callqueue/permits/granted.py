@@ -34,7 +34,7 @@ class Permit:
     def __init__(self, using: str, job: Job) -> None:
         self._using, self.job = using, job
         self._cost: Any = None
-        self._why: str | None = None  # the provider refused it, and asked for a hold
+        self._why: str | None = None  # what `hold` was told; it will end as throttled then
         self._sent_at: datetime | None = None  # in ledger time
         self._has_ended = False
 
@@ -43,11 +43,11 @@ class Permit:
         return self.job.attempt.id
 
     def sent(self) -> None:
-        """Say that the request has left: it ages from now on, by limits that await no answer."""
+        """Say that the request has left: its charge ages now, by limits that await no answer."""
         self._write(self._tell_sent)
 
     def settle(self, cost: int | Mapping[str, int]) -> None:
-        """Say what it cost after all, as `send` takes it: charged at its end, or now after it."""
+        """Say what it cost after all, as `send` takes it: charged at its end, at once if ended."""
         units = {"calls": 1, **cost} if isinstance(cost, Mapping) else cost
         checked = validation.check_cost(units)
         self._cost = checked
@@ -55,8 +55,8 @@ class Permit:
             self._write(lambda: self._settle(checked))
 
     def hold(self, until: float | datetime, why: str = "", scope: str | None = None) -> None:
-        """Lay a hold now, `max_hold` at most; the permit will end as throttled. `until`: seconds or
-        aware, else ValueError. `scope`: "rule", "queue", "key", a key's name; None: the narrowest.
+        """Lay a hold up to `max_hold`; end as throttled. `until`: seconds or aware, or ValueError.
+        `scope`: "rule", "queue", "key", a key's name; None: what its limits are per; else the rule.
         """
         is_instant = isinstance(until, datetime) and until.tzinfo is not None
         is_seconds = isinstance(until, int | float) and not isinstance(until, bool) and until >= 0
@@ -71,7 +71,7 @@ class Permit:
     # --- its end
 
     def result_of(self, error: BaseException | None) -> Result:
-        """How it ends where its block raised this, or nothing; as throttled where `hold` was."""
+        """How it ends if its block raised `error` (None: nothing); throttled if `hold` was told."""
         job = self.job
         if self._why is not None:
             result = transitions.after_giving_up(job, self._why, states.THROTTLED)
@@ -85,12 +85,12 @@ class Permit:
         return result
 
     def hold_and_tell_sent(self, result: Result) -> None:
-        """Lay this answer's hold, and tell that it was sent: it ends once its body has come."""
+        """Lay the hold that an answer asks for, and tell that the request was sent; no end yet."""
         self._write(lambda: self._lay_hold(result))
         self._write(self._tell_sent)
 
     def end_with(self, result: Result) -> None:
-        self._has_ended = True
+        self._has_ended = True  # a `settle` that comes later corrects the record
         self._write(lambda: self._end(result))
 
     # --- what is written of it, where it is still its own: recovery ends what outlives its lease
@@ -109,7 +109,7 @@ class Permit:
         self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at
 
     def _settle(self, cost: Any) -> None:
-        """Correct its cost after its end. What costs more ages from its end as a whole."""
+        """Correct its cost after its end. One that cost more ages from the end, not from `sent`."""
         row = tables.attempts(self._using).filter(**self._own_row)
 
         def work() -> None:
@@ -118,7 +118,7 @@ class Permit:
             for known in found:
                 believed = known["charged"] if known["correction_pending"] else known["cost"]
                 is_more = costs_more(cost, known["cost"])
-                # Though it is what passes believed: one may have counted by less meanwhile.
+                # Marked though passes once believed this cost: one may have counted less since.
                 columns = recorder.correction(believed, cost, states.SUCCEEDED, is_late=is_more)
                 if is_more:
                     columns["sent_at"] = None
@@ -133,7 +133,7 @@ class Permit:
             recorder.lay_hold(self._using, result)
 
     def _end(self, result: Result) -> None:
-        """Lay its hold; record its end, perhaps hold a failing rule; where ended before, settle."""
+        """Lay its hold and record its end, perhaps hold a failing rule. If ended before: settle."""
         self._lay_hold(result)
         job, status = self.job, getattr(result.response, "status_code", None)
         final = replace(
@@ -171,7 +171,7 @@ class AsyncPermit(Permit):
 
     def __init__(self, using: str, job: Job) -> None:
         super().__init__(using, job)
-        self._last: asyncio.Task[None] | None = None
+        self._last: asyncio.Task[None] | None = None  # its latest write, done or under way
 
     def _write(self, work: Callable[[], Any]) -> None:
         before, write = self._last, super()._write
@@ -194,7 +194,7 @@ class AsyncPermit(Permit):
 
 
 def _have_levels_recounted(using: str, rule: str) -> None:
-    """By the next pass: the memos of the rule's group, which it locks, lose their levels."""
+    """Lock the memos of the rule's group and take out their levels: the next pass counts anew."""
     book = settings.book_in_force(using)
     group = book.groups.get(rule, ())
     if any(budget.limit.keeps_level for budget in book.group_budgets(group)):

@@ -43,7 +43,7 @@ class _Transport:
         self._inner, self._of_transport = transport, of_transport
 
     def _sender(self, request: Any) -> Any:
-        if self._inner is None:
+        if self._inner is None:  # the first request tells which library it is
             self._inner = getattr(_library_of(request), self._default)(**self._of_transport)
         return self._inner
 
@@ -204,6 +204,7 @@ class _Body:
 
 @cache
 def _body_class_of_library(library: Any) -> type[_Body]:
+    # clients take no stream of another class
     kinds = (_Body, library.SyncByteStream, library.AsyncByteStream)
     return type("Body", kinds, {})
 

@@ -24,7 +24,7 @@ from callqueue.transitions import Job
 F = TypeVar("F", bound=Callable[..., Any])
 # What a thread that waits does; the testing kit moves its clock instead.
 sleep = time.sleep
-TRIES = 3  # permits that a process takes that stands still for longer than their leases
+TRIES = 3  # permits, one after the other: a process may stand still until the lease of one is over
 
 
 class permit:
@@ -157,7 +157,7 @@ def permitted(
 
 
 def begin(asked: Wanted) -> Permit:
-    """A permit whose slot is open; this thread waits for it. NotNow where none is to be had."""
+    """A permit, its slot open and its lease running; this thread waits. NotNow: none to be had."""
     for _ in range(TRIES):
         waiter = Waiter(asked)
         try:

@@ -113,9 +113,9 @@ def _call_on_release(raw: Any, end: Callable[[], object]) -> None:
     """Call `end` once, when the connection is let go: all of the body has come, or it is closed."""
     release, owed = raw.release_conn, [end]
 
-    def released() -> None:
+    def release_and_end() -> None:
         release()
         while owed:
             owed.pop()()
 
-    raw.release_conn = released
+    raw.release_conn = release_and_end

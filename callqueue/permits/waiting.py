@@ -32,12 +32,12 @@ from callqueue.permits.apart import run_apart
 from callqueue.permits.asking import Wanted
 from callqueue.transitions import Job
 
-# seconds after which a permit expires whose waiter has not said that it lives, if it waits for as
-# long, and after which it says so again
+# seconds until a permit expires whose waiter gives no sign of life (fewer, if it waits for less),
+# and seconds between two signs
 ALIVE, SIGN_EVERY = 8.0, 2.0
 LOOK = 0.06  # seconds between two looks at whether another pass has charged it
-# While no pass has room for anybody, for all that is known, seconds between two looks, and between
-# two passes: a share of the time that is left, at least and at most.
+# Seconds between two looks (REST), and between two passes (REVIEW), while nobody is known to have
+# room: 1/PART of the time until a slot opens, within these bounds.
 PART, REST, REVIEW = 20, (0.5, 2.0), (0.5, 5.0)
 LONGEST = 20.0  # seconds between two passes of one permit, however many go before it
 NEAR = 8  # permits before one that make it look no less often
@@ -45,7 +45,7 @@ MANY = 64  # permits before one that are counted
 PAUSED = 20.0  # seconds that are taken to be left where an operator alone knows how many
 ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at first and at most
 BUSY = 0.002, 0.05  # seconds until the next pass where this one did not see all, likewise
-AT_ONCE = 1.0  # seconds for which a permit that does not wait tries to get the rules
+AT_ONCE = 1.0  # seconds beyond its wait in which a permit that has not had the rules yet tries to
 OVERDUE = 1.0  # seconds between two looks for what has died with its process
 CANCELLED = "cancelled"
 IN_THE_WAY = "other passes over the rule were in the way"
@@ -53,8 +53,8 @@ STANDS_STILL = "this process stands still for longer than the lease"
 
 
 class RowSeen(NamedTuple):
-    status: int
-    why: str
+    status: int  # the call's
+    why: str  # its error_message
     attempt_id: int | None  # what it was charged as
     ahead: int  # the permits before it, MANY at most
 
@@ -78,26 +78,29 @@ class Waiter:
         self._takes_turns = bool(self.key) or any(one.is_keyed for one in wanted.rule.limits)
         self.began = shifted_monotonic()
         self.pk: int | None = None  # its row, as far as is known
-        self.due_at: datetime | None = None
+        self.due_at: datetime | None = None  # in wall time: its place in line
         self.ahead = 0  # permits that go before it
-        self.passes = 0
+        self.passes = 0  # of its own, those that had the rules
         self._identity: UUID = uuid4()
-        self._is_passing = self._is_in_doubt = False  # a pass is under way; its end is not known
-        self._waits: bool | None = None  # in the last pass; None: that had not the rules
-        self._has_given_up = False
+        # its pass is under way; it is not known whether the last one was committed
+        self._is_passing = self._is_in_doubt = False
+        # whether it was in line in the last pass; None: that had not the rules, or was undone
+        self._waits: bool | None = None
+        self._has_given_up = False  # nothing is left to be withdrawn
         self._is_in_line = False  # its row is in line, and its key has had news
         self._is_outdated = False  # the last pass went by settings of the past
         self._streak = NO_STREAK
         self.passed_at, self._pause_of_pass = shifted_monotonic(), 0.0
+        # when a slot opens for somebody, a sign of life is due, its own slot opens
         self._opens_at = self._next_sign_at = self._slot_at = 0.0
 
     def step(self) -> Job | float:
-        """Look, or make a pass: the begun job, or seconds until the next step. Too late: NotNow."""
+        """Look, or make a pass: the begun job, or seconds to the next step. Late, ended: NotNow."""
         using = self.using
         return run_apart(using, lambda: database.persist(using, self._step, during="permit"))
 
     def withdraw(self) -> None:
-        """Wait no more, and give back what was charged, perhaps unknown to it."""
+        """Wait no more, and give back what a pass has charged, perhaps without its knowing."""
         using = self.using
         if not self._has_given_up:
             run_apart(using, lambda: database.persist(using, self._withdraw, during="permit"))
@@ -111,7 +114,7 @@ class Waiter:
 
     @property
     def next_pass_at(self) -> float:
-        """When its own next pass is; the first in line makes them for all."""
+        """When it makes its next pass; the first in line makes them for all, the others seldom."""
         if not self.ahead or not self.passes:
             return self.passed_at + self._pause_of_pass
         rest = _bounded(REVIEW, (self._opens_at - self.passed_at) / PART)
@@ -147,7 +150,7 @@ class Waiter:
         return self.began + self.wait + AT_ONCE - shifted_monotonic()
 
     def _look_at_row(self) -> Job | None:
-        """The job, begun here, if a pass charged it. Expired: it waits anew; else ended: raises."""
+        """The job, begun here, if charged; None: it waits, anew if expired. Ended: raises."""
         if self.pk is None or self.due_at is None:
             return None
         reading = ledger_time.watch(self.using).last
@@ -156,7 +159,7 @@ class Waiter:
             shown = from_us(reading.latest_ledger_time_at(clocks.monotonic()) + reading.moved)
         seen = self._read_row(self.pk, self.due_at, shown)
         if seen is None or seen.status == states.EXPIRED:  # it was taken for dead: it waits again
-            self._leave_line()
+            self._forget_row()
         elif seen.status in states.WAITING:
             self.ahead = seen.ahead
         elif seen.attempt_id is not None:
@@ -169,8 +172,8 @@ class Waiter:
             raise NotNow(None, why.get(seen.status, seen.why))
         return None
 
-    def _leave_line(self) -> None:
-        """Forget its row, which is gone: the next pass makes another, in the old place."""
+    def _forget_row(self) -> None:
+        """Its row is gone or has expired: the next pass makes another, in the old place."""
         self.pk, self._identity, self.passed_at, self.ahead = None, uuid4(), 0.0, 0
         self._is_in_line = False
 
@@ -179,7 +182,7 @@ class Waiter:
         return self._accept_begun(jobs)
 
     def _accept_begun(self, jobs: Sequence[Job]) -> Job | None:
-        """The begun job, if it is fit; else it is recorded: NotNow, or if expired it waits anew."""
+        """The job, if any was begun. Unfit: recorded, and NotNow; expired: None, it waits anew."""
         if not jobs:
             return None
         (job,) = jobs
@@ -192,7 +195,7 @@ class Waiter:
         if job.unfit != claim.EXPIRED:
             self._has_given_up = True
             raise NotNow(None, job.unfit)
-        self._leave_line()
+        self._forget_row()
         return None
 
     # --- its own passes
@@ -262,7 +265,7 @@ class Waiter:
         return done
 
     def _get_in_line(self, wall: datetime) -> int | None:
-        """Have its row wait, in a pass or alone; its pk. None: it waits no more, or is locked."""
+        """Insert its row or keep it alive, in a pass or alone; its pk. None: ended, or locked."""
         if self._is_in_doubt and self.pk is None:
             self.pk = self._find_pk()  # its commit has come through since, perhaps
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
@@ -281,8 +284,8 @@ class Waiter:
         return self.pk
 
     def _give_sign_of_life(self) -> None:
-        """Say that it waits, by a row; a new one is in line from a second commit on: the first may
-        come through once nobody waits any more, and no lock would tell.
+        """Insert its row or keep it alive. A second commit puts a new row in line: the first may
+        come through after its waiter has left, and no lock would show that it is still to come.
         """
         if self._is_in_doubt:  # perhaps it has a row
             return
@@ -294,14 +297,15 @@ class Waiter:
         with database.writing(self.using):
             stands = self._get_in_line(database.clock(self.using)) is not None
         self._is_in_line |= stands
-        self._wake_key()  # by itself: passes wait for who has a key's turn, and this one may freeze
+        # In a commit of its own: passes wait for who has a key's turn, and this process may freeze.
+        self._wake_key()
 
     def _wake_key(self) -> None:
-        if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
+        if self._takes_turns:  # its key may wait for room for a costlier permit that is gone
             ready_calls.wake_key(self.using, self.rule, self.priority, self.key)
 
     def _plan_next_pass(self, done: Pass) -> None:
-        """Set the next pass just before a slot opens; where that is unknown, ever later."""
+        """Set its next pass: as a slot opens, or sooner; where it waits for answers, ever later."""
         look, self._streak = done.next_look, done.next_look.streak
         self.passed_at = shifted_monotonic()
         if self._waits is None:  # somebody else has the rules, or the settings are not agreed on
@@ -322,7 +326,7 @@ class Waiter:
         self._pause_of_pass = pause
 
     def _end_overdue(self) -> None:
-        """End what has died with its process, and is waited for: perhaps no dispenser does so."""
+        """End what has died with its process and may be in the way: there may be no dispenser."""
         # A test's clock may go back.
         if abs(shifted_monotonic() - _looked_for_overdue.get(self.using, -OVERDUE)) >= OVERDUE:
             _looked_for_overdue[self.using] = shifted_monotonic()
@@ -372,7 +376,7 @@ class Waiter:
         recorder.record_once(self.using, [transitions.after_expiry(job) for job in jobs])
 
     def _pk_when_settled(self) -> int | None:
-        """Its pk, if it has one. OperationalError where its last pass may be committed yet."""
+        """Its pk, if it has one. OperationalError while its last pass may still be committed."""
         if self.pk is None and self._is_in_doubt:
             with database.writing(self.using):
                 if not rule_rows.try_lock(self.using, [self.rule]):
@@ -406,7 +410,7 @@ class Waiter:
         return rows.values_list("pk", flat=True).first()
 
     def _read_row(self, pk: int, due_at: datetime, wall: datetime) -> RowSeen | None:
-        """Its state, and how many go before it; None where it is gone. One statement."""
+        """Its state, and the permits before it, unexpired at `wall`; None: gone. One statement."""
         using, priority = self.using, self.priority
         calls, attempts = (tables.name(using, model) for model in ("CallQueue", "CallAttempt"))
         at, shown = (database.as_parameter(using, one) for one in (due_at, wall))
@@ -430,7 +434,7 @@ class Waiter:
         return RowSeen(*found[0]) if found else None
 
     def _delete_row(self, pk: int) -> bool:
-        """Delete its row, which leaves nothing. False where it was charged or has ended before."""
+        """Delete its row, if there; nothing is left. False: it was charged or has ended before."""
 
         def work() -> bool:
             rows = tables.calls(self.using).filter(pk=pk)
@@ -444,7 +448,7 @@ class Waiter:
 
 
 _parties: dict[str, Party] = {}  # by database: this process
-_looked_for_overdue: dict[str, float] = {}
+_looked_for_overdue: dict[str, float] = {}  # by database: when, by shifted_monotonic
 
 
 def _bounded(bounds: tuple[float, float], seconds: float) -> float:

@@ -132,7 +132,7 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
 
     A pattern is a host, "*.example.com" (every name below example.com, not that name itself) or
     "*", each perhaps with a port: "api.example.com:8443". Letter case, a trailing dot and the
-    spelling of an address make no difference. Without a `port`, those with one hold no host.
+    spelling of an address make no difference. Without a `port`, patterns with one match none.
     """
     if "*" in allowed_hosts:
         return None

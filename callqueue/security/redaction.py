@@ -96,7 +96,7 @@ def _is_telling_name(name: str) -> bool:
 
 
 def _redact_param(name: str, value: Any) -> Any:
-    """The param redacted: cookies are credentials, and passwords, and users without a password."""
+    """The param redacted; all cookies, each password, and a user who has no password, whole."""
     if name == "url":
         return redact_url(value)
     if name == "cookies":
@@ -117,7 +117,7 @@ def _redact_param(name: str, value: Any) -> Any:
 def _redact_value(
     name: object, value: Any, depth: int, *, is_query: bool = False, shows_counts: bool = True
 ) -> Any:
-    """The value under a name, redacted; counts, such as of "max_tokens", and flags are shown."""
+    """Redacted: whole if its name is telling, but for counts ("max_tokens"), flags and "" or []."""
     if value is None or _is_shown_secret(value):
         return value
     if not is_telling(name) and not (is_query and str(name).lower() in _IN_QUERY):
@@ -139,6 +139,7 @@ def _redact_nested(value: Any, depth: int, *, is_query: bool = False) -> Any:
         }
     if not isinstance(value, list | tuple):
         return value
+    # of a query, pairs are names and values
     if is_query and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
         return [
             [_redact_nested(name, depth), _redact_value(name, item, depth + 1, is_query=True)]

@@ -109,7 +109,7 @@ def has_secret(value: Any) -> bool:
 
 
 def map_json(value: Any, put: Callable[[Any], Any], name: Callable[[Any], Any] = str) -> Any:
-    """A copy of JSON: `put` says what stands for each value in it, `name` for each name."""
+    """A copy of JSON: each value as `put` has it, not looked into if changed; names as `name`."""
     new = put(value)
     if new is not value:
         return new
@@ -139,7 +139,7 @@ def unmark_secrets(value: Any) -> Any:
 
 
 def secrets_from_references(document: Any) -> Any:
-    """A copy with a Secret for each {"$secret": NAME}; "$$secret" loses a "$". Else InvalidCall."""
+    """A copy: {"$secret": NAME} as a Secret, a "$" off "$$secret". InvalidCall: a bad reference."""
     for value in walk_json(document):
         if isinstance(value, dict) and MARK in value and not _is_reference(value):
             raise InvalidCall(
@@ -163,7 +163,7 @@ def _unescaped_name(name: str) -> str:
 
 
 def _takes_context(source: Callable[..., str]) -> bool:
-    """Whether it needs an argument, or names one `context`. Any other default is its owner's."""
+    """Whether it needs an argument, or its first is `context`. Other defaults are its owner's."""
     try:
         parameters = inspect.signature(source).parameters.values()
     except (TypeError, ValueError):

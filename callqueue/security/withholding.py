@@ -2,7 +2,7 @@
 that tells one is withheld: a JSON string, a word or a line with its neighbours, or all of it.
 
 A text tells a value if it holds 8 ASCII letters or digits of it in a row, in any encoding listed in
-SECURITY.md; a value that has fewer is looked for whole. Whatever leaves was asked again as a whole.
+SECURITY.md; a value that has fewer is looked for whole. What is left is tested again as a whole.
 While a call is made, log records of Celery and urllib3 that tell one of its secrets are dropped.
 """
 
@@ -68,7 +68,7 @@ def tells(text: str, values: Iterable[str]) -> bool:
 
 
 def withhold(text: str, values: Iterable[str]) -> str:
-    """The text without the strings, words or lines that tell one of the values."""
+    """The text, WITHHELD for JSON strings, words or lines that tell a value; else for all of it."""
     values = tuple(values)
     if not tells(text, values):
         return text
@@ -85,8 +85,8 @@ def withhold(text: str, values: Iterable[str]) -> str:
 
 
 def clean_of_secrets(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
-    """An error's text as it may be kept and logged: without these values, these strings of a
-    payload, and what looks like a credential. Cut it afterwards, not before.
+    """An error's text, of a long one both ends, as it may be kept and logged: without these values,
+    these strings of a payload, and what looks like a credential. Cut it afterwards, not before.
     """
     if len(text) > 2 * LONGEST:
         text = f"{text[:LONGEST]} ... {text[-LONGEST:]}"
@@ -120,8 +120,8 @@ def is_plain_word(name: str) -> bool:
 
 
 def _without_telling_pieces(pieces: list[str], values: tuple[str, ...]) -> str:
-    """The pieces, of which every second stands between two, without those that tell and their
-    neighbours, and what is part of a value beside those: a value may have what stands between.
+    """The pieces in one, WITHHELD for those that tell, their neighbours, and on from there while a
+    piece is part of a value: one may hold separators, which every second piece is.
     """
     detector = _detector(values)
     parts = "\0".join(form for size, form in detector.forms if size == PART) if detector else ""
@@ -146,7 +146,7 @@ def _without_telling_pieces(pieces: list[str], values: tuple[str, ...]) -> str:
 
 
 def _decodings(text: str) -> Iterator[str]:
-    """The text, and that decoded again and again while it changes; a byte is a character."""
+    """Yield the text in Latin-1 (a character a byte), then each decoding of it: LAYERS at most."""
     text = _in_latin_1(text)
     yield text
     for _ in range(LAYERS):
@@ -190,10 +190,10 @@ def _latin_1_of_utf_8(two: re.Match[str]) -> str:
 class _Detector(NamedTuple):
     """Finds values in a text, in whatever encoding, once that is decoded."""
 
-    heads: frozenset[str]  # what forms begin with, at any place
-    forms: Sequence[tuple[int, str]]  # told by so many characters of it in a row
-    wholes: Sequence[str]  # in its letters and digits
-    patterns: Sequence[re.Pattern[str]]
+    heads: frozenset[str]  # the PART characters at each place of a form where a run may begin
+    forms: Sequence[tuple[int, str]]  # (how many characters of it in a row tell it, form)
+    wholes: Sequence[str]  # looked for whole, among letters and digits alone
+    patterns: Sequence[re.Pattern[str]]  # short values, as they stand
 
     def __repr__(self) -> str:
         return "<detector>"
@@ -261,7 +261,7 @@ def _telling_parts(value: str) -> Iterator[tuple[str, bool]]:
 
 
 def _encoded_forms(piece: str) -> Iterator[tuple[int, str]]:
-    """Hex, and base64 at each offset: the characters it alone decides, and how many tell it."""
+    """(How many characters tell it, form): hex; base64 at each offset, those it alone decides."""
     encodings = ("utf-8", "latin-1") if max(piece) < "\u0100" else ("utf-8",)
     for raw in {piece.encode(name, "surrogatepass") for name in encodings}:
         yield HEX_PART, raw.hex()
@@ -355,7 +355,7 @@ def clean_of_call_in_hand(text: str) -> str:
 
 
 def _tells_no_secret(record: logging.LogRecord) -> bool:
-    """Whether neither its text, its traceback nor its arguments tell a secret in hand."""
+    """Whether it may be logged: not if it tells a secret in hand, or is too long or unreadable."""
     values = _in_hand.get()[0]
     if not values:
         return True

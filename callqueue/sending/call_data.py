@@ -37,8 +37,8 @@ _UNSAFE_IN_URL = re.compile(
 
 @dataclass(frozen=True)
 class Reach:
-    hosts: tuple[str, ...]
-    networks: tuple[str, ...]
+    hosts: tuple[str, ...]  # ALLOWED_HOSTS
+    networks: tuple[str, ...]  # ALLOWED_NETWORKS
 
 
 def check_url(url: object, reach: Reach) -> tuple[str, int]:
@@ -148,7 +148,7 @@ def check_params(method: str, params: object, reach: Reach) -> str:
         if params.get("data") and params.get("json") is not None:
             raise InvalidCall("params.data", "and params.json are both given; a call has one body")
     elif built_in := handlers.find_built_in(method):
-        built_in.check(params)
+        built_in.check(params)  # other handlers check their own
     return host
 
 

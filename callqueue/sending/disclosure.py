@@ -43,7 +43,7 @@ def secret_values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[
 
     def ask(name: str) -> str:
         with suppress(Exception):
-            asker.ask(name)
+            asker.value_for_any_host(name)
         return ""
 
     with suppress(Exception):
@@ -60,7 +60,7 @@ def _configured_reach() -> Reach:
 
 
 class _Asker:
-    """Asks for the secrets of a call of this rule and key, each only where it may go."""
+    """Asks for the secrets of a call of this rule and key, each once, and keeps the values."""
 
     def __init__(self, rule: str, key: str) -> None:
         self.rule, self.key = rule, key
@@ -68,7 +68,7 @@ class _Asker:
         self.values: dict[str, str] = {}
 
     def learn_host(self, url: Any) -> None:
-        """Learn where the call goes, by its URL or a secret one; before others are asked for."""
+        """Before all else: learn where the call goes. A secret URL has to be allowed there, too."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
         self.host, self.port = check_url(address, _configured_reach())
@@ -76,29 +76,29 @@ class _Asker:
             self._check_may_go(url.name)
 
     def value_of(self, name: str, *, is_url: bool = False) -> str:
-        if not is_url:
+        if not is_url:  # `learn_host` checks that one, once it tells the host
             self._check_may_go(name)
-        return self.ask(name)
+        return self.value_for_any_host(name)
 
-    def ask(self, name: str) -> str:
-        """The secret's value, to whatever host the call goes; NotAllowed for other rules."""
+    def value_for_any_host(self, name: str) -> str:
+        """The value, host unchecked. NotAllowed for other rules; SecretError: it has none now."""
         if name not in self.values:
             context = SecretContext(self.rule, self.key, self.host)
-            self.values[name] = self._source_of(name).value(name, context)
+            self.values[name] = self._entry_of(name).value(name, context)
         return self.values[name]
 
-    def _source_of(self, name: str) -> SecretFor:
-        source = conf.current().secrets.get(name)
-        if source is None:
+    def _entry_of(self, name: str) -> SecretFor:
+        entry = conf.current().secrets.get(name)
+        if entry is None:
             raise SecretError(f"secret {name!r} is not in SECRETS")
-        if source.rules is not None and self.rule not in source.rules:
+        if entry.rules is not None and self.rule not in entry.rules:
             raise NotAllowed(
                 f"the secret {name!r} is not for calls of the rule {self.rule!r}: see SECRETS"
             )
-        return source
+        return entry
 
     def _check_may_go(self, name: str) -> None:
-        hosts = self._source_of(name).hosts
+        hosts = self._entry_of(name).hosts
         if hosts is None:
             return
         if not self.host:

@@ -92,7 +92,7 @@ def _prepared_calls(
 
 
 def _numbered_documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Each line that is not empty, with its number; or one document, if the first line is none."""
+    """Each line that is not empty, with its number; or the whole, if it looks like one document."""
     number, first, rest = 1, source.readline().removeprefix(BOM), iter(source)
     while first and not first.strip():
         number, first = number + 1, source.readline()
@@ -143,7 +143,7 @@ def _request_of(document: Any, same: Mapping[str, Any]) -> intake.CallRequest:
         document = {
             name: _parse_instant(name, value) if name in _INSTANTS else value
             for name, value in document.items()
-            if value is not None or name == "call_data"
+            if value is not None or name == "call_data"  # null is as if left out
         }
     return intake.request_of(document, same)
 

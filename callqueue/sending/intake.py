@@ -179,7 +179,7 @@ def _apply_router(request: CallRequest, data: Mapping[str, Any]) -> CallRequest 
 
 
 def rule_of_host(host: str, config: conf.Config) -> str | None:
-    """The rule whose hosts name this one, or None. A whole name wins over a pattern."""
+    """The name of the rule whose hosts have this one, or None. Whole names win over patterns."""
     places = [(place, name) for name, rule in config.rules.items() for place in rule.hosts]
     return _first_rule_for(host, tuple(places)) if 0 < len(host) <= 255 else None
 
@@ -252,7 +252,7 @@ def _insert_one(call: tables.CallQueue, using: str) -> tables.CallQueue:
 def insert_many(
     calls: Sequence[tables.CallQueue], *, batch_size: int, using: str
 ) -> list[tables.CallQueue]:
-    """As `insert`, of many, in a transaction: in order each row, or who has its unique key."""
+    """As `insert`, of many, in an open transaction; in order each, or who has its unique key."""
     plain = [call for call in calls if call.unique_key is None]
     for call in database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size):
         _defer_default_times(call)
@@ -308,17 +308,17 @@ def _insert_or_find(calls: Sequence[tables.CallQueue], using: str) -> dict[str, 
             else:
                 others[pk] = key
         if others:
-            # Read as they were found: a snapshot would hide them once more. It may show one that
-            # has ended since, where a call of these has its key.
+            # Read in the way they were found: a snapshot would hide them once more. One may have
+            # ended since: a call of these that has its key goes before it.
             carriers = {others[row.pk]: row for row in found.filter(pk__in=others)} | carriers
     for call in left:
-        # whatever is in the way: the database says what
+        # after TRIES something else is in the way: the database says what
         carriers[str(call.unique_key)] = _insert_one(call, using)
     return carriers
 
 
 def _defer_default_times(call: tables.CallQueue) -> tables.CallQueue:
-    """The call, where the database filled in its times: read them when they are asked for."""
+    """The call; times that the database filled in are deferred: read when they are asked for."""
     for name in ("created_dt", "due_at_dt"):
         if hasattr(call.__dict__.get(name), "resolve_expression"):
             del call.__dict__[name]

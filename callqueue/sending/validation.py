@@ -51,11 +51,12 @@ def plain_copy(
 
 
 class _Copying:
-    """Copies what JSON can hold; InvalidCall with the path of what it cannot, or is too long."""
+    """Copies what JSON can hold. InvalidCall, with the path, for other things; or for too much."""
 
     def __init__(self, max_bytes: int, secret_names: Collection[str]) -> None:
         self.max_bytes, self.secret_names = max_bytes, secret_names
-        # `least`: bytes of JSON, bounded, so that what shares its parts ends in time
+        # `least`: bytes that its JSON has at least; bounded, else data that has one part in many
+        # places would take for ever
         self.least, self.has_secrets = 0, False
 
     def copy(self, value: Any, path: Any, depth: int) -> Any:
@@ -159,7 +160,7 @@ def check_key(key: object) -> str:
 
 
 def check_cost(cost: object) -> int | dict[str, int]:
-    """The cost: whole calls, or units by name. None is one call."""
+    """The cost: whole calls, or units by name. None and {} are one call."""
     if cost is None:
         return 1
     if isinstance(cost, Mapping):
@@ -228,7 +229,7 @@ def _checked_key_part(name: object, value: object) -> tuple[str, str]:
     field = path_of("key", named)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InvalidCall(field, f"must be a string or a whole number, not {kind_of(value)}")
-    if isinstance(value, int):
+    if isinstance(value, int):  # what is too long anyway is not written out
         return named, int.__repr__(value) if abs(value) < 10**MAX_TEXT else "9" * (MAX_TEXT + 1)
     return named, _checked_name(field, value, "") if value else ""
 

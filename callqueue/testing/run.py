@@ -72,7 +72,7 @@ class _Run:
         from callqueue.dispatch.next_look import RuleGroup
         from callqueue.dispatch.release_pass import Pass
 
-        self.using, self.attempts = using, 0
+        self.using, self.attempts = using, 0  # those made
         # Seconds until a blocked call of these rules may go, by the last pass over them.
         wakes = self.wakes = dict[tuple[str, ...], float | None]()
 
@@ -135,7 +135,7 @@ class _Tasks:
             raise CallbackFailed("\n".join(self.failures)) from self.error
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Run a task. What is no callback fails by itself; an unregistered one is dropped."""
+        """Run a task here; a failure stays in its result. An unregistered one is dropped."""
         task = broker.registered_task(self.app, name)
         if task is None:
             return self.app.AsyncResult(options.get("task_id") or "unknown")

@@ -17,7 +17,7 @@ PERMIT = "permit"
 
 
 class Sent(Sequence["CallQueue"]):
-    """The calls sent since the test began, as the table has them now; the newest is last."""
+    """The calls sent since this was made, as the table has them now; the newest is last."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using

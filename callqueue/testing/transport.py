@@ -70,6 +70,7 @@ class FakeTransport:
         self.default = default
         self.requests: list[Request] = []
         self._real = wire.request
+        # by the id of an answer that is a list: it, and what is left of it
         self._left: dict[int, tuple[list[Any], list[Any]]] = {}
         self._failed: list[AssertionError] = []
 
@@ -78,7 +79,7 @@ class FakeTransport:
         self.answers = {pattern: answer, **{k: v for k, v in self.answers.items() if k != pattern}}
 
     def check(self) -> None:
-        """Raise an AssertionError that a request raised: its call took it for its own fault."""
+        """Raise an AssertionError of a request, once: its call took it for a failed attempt."""
         if self._failed:
             raise self._failed.pop(0)
 
@@ -152,7 +153,7 @@ def fake_transport(
 
 @contextmanager
 def without_network() -> Iterator[None]:
-    """Requests go to the innermost transport, another stand-in, or no further than here."""
+    """Requests go to a transport or other stand-in; where none is, no further than this machine."""
     from callqueue.execution import wire
 
     if active_transports or wire.request.__module__ != wire.__name__:
@@ -248,7 +249,7 @@ def _matches(pattern: Any, made: Request) -> bool:
 
 
 def url_matches(pattern: str, url: str) -> bool:
-    """Whether the URL is as the pattern has it: without its query where that has none."""
+    """Whether it fits the pattern (`*`: any text); without its query where the pattern has none."""
     if "?" not in pattern:
         url = url.partition("?")[0]
         if url.endswith("/") and url.count("/") == 3 and pattern.count("/") == 2:
