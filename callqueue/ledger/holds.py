@@ -99,9 +99,9 @@ def lay(
     extend: bool = True,
     replace: bool = False,
 ) -> bool:
-    """Hold a scope of these rules; `lasts=None`: until it is lifted. Whether, for some, its source
-    did not before, or `replace`: these are announced. A hold in force gets longer only;
-    `extend=False`: it stays as it is; `replace=True`: it is as if laid now, or shorter, keys wake.
+    """Hold a scope of these rules; `lasts=None`: until lifted. A hold in force gets longer only;
+    `extend=False`: it stays as it is; `replace=True`: it is as if laid now, and keys wake. Tells
+    of the rules that its source did not hold before; of all, if `replace`. Whether of any.
     """
     scope = {"per": per, "value": value, "source": source}
 
@@ -187,7 +187,7 @@ def lift(
     *,
     but_sources: Sequence[str] = (),
 ) -> int:
-    """Lift a rule's holds, or a key's, but for some sources'; wake keys, tell; how many held."""
+    """Lift a rule's holds, or a key's, but for some sources'; wake keys, tell. How many held."""
     stored = _holds_to_lift(using, rule, key, but_sources)
 
     def work() -> int:

@@ -136,8 +136,8 @@ def _rows_by_budget(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
 
 def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
     """What is open or ended since that instant, of each budget, but for voided: (value, cost). What
-    is to be corrected costs what it was charged, since the correction comes after; also where it
-    ended before, unless it was settled after its end. One statement for many.
+    is to be corrected counts as it was charged, voided or not, as the correction comes after; also
+    if it ended before, unless it was settled after its end. One statement for many.
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
     selects = [_charged_since_sql(using, place, *one) for place, one in enumerate(asked)]
@@ -207,7 +207,7 @@ def first_end_after(using: str, budget: Budget, instant: Us) -> Us | None:
 
 
 class Correction(NamedTuple):
-    """An attempt that cost something else than it was charged, or was recorded late."""
+    """An attempt that cost something else than it was charged (voided: 0), or was recorded late."""
 
     id: int
     settled: bool  # what it cost was told after its end
@@ -220,7 +220,7 @@ class Correction(NamedTuple):
 
 
 def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
-    """The next CORRECTIONS attempts to correct that are free, their marks taken. Two statements."""
+    """The next CORRECTIONS attempts to correct that are free; unmarks them. Two statements."""
     key = quoted(using, "key")
     found = rows(
         using,
@@ -239,12 +239,12 @@ def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
         for pk, settled, rule, text, queue, cost, charged, ended, outcome in found
     ]  # fmt: skip
     if corrections:
-        _mark_as_taken(using, corrections)
+        _unmark(using, corrections)
     return corrections
 
 
-def _mark_as_taken(using: str, corrections: Sequence[Correction]) -> None:
-    # Where the answer added to it, what was charged stays known: it is of another instant.
+def _unmark(using: str, corrections: Sequence[Correction]) -> None:
+    # Where it cost more, `charged` stays: that part ages from another instant than the rest.
     more = [one.id for one in corrections if costs_more(one.cost, one.charged)]
     kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
     ids = database.listed(one.id for one in corrections)
