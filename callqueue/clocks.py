@@ -80,7 +80,7 @@ class Reading:
         return 0 if least - slack <= went <= most + slack else went - least
 
     def contradicts(self, later: Reading) -> bool:
-        """Whether ledger time did not go on as time did; unlike `jump_to`, it allows no drift."""
+        """Whether ledger time went on otherwise than time, by over TOLERANCE: a drift or a jump."""
         least, most, _ = self._bounds(later)
         return not least - TOLERANCE <= later.at - self.at <= most + TOLERANCE
 
@@ -111,7 +111,7 @@ class ClockEstimate:
         self._readings: deque[Reading] = deque(maxlen=16)
 
     def add(self, reading: Reading) -> Reading:
-        """Keep a reading. Returns it, narrowed by the others; forgets those that contradict it."""
+        """Keep a reading. It, narrowed by the others; those are forgotten if they contradict it."""
         while self._readings and reading.after - self._readings[0].after > FRESH:
             self._readings.popleft()
         self._readings.append(reading)

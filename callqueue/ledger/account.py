@@ -41,7 +41,7 @@ from callqueue.limits.kinds import Limit, Meter, Usage
 LATELY = 2_000_000  # microseconds
 # microseconds by which the ledger may be told of a call after it has aged away, and still see it
 BELATED = 4_000_000
-GLANCED = 1000
+GLANCED = 1000  # open attempts of a rule that a glance counts at most
 SAMPLE = 500  # open attempts that are read where no limit asks how many there are
 SUMS = (
     "SUM(calls), COUNT(*), MIN(released_at), MIN(CASE WHEN started_at IS NULL THEN released_at END)"
@@ -208,7 +208,7 @@ class Account:
         return self.book.group_budgets(self.rules)
 
     def meter(self, budget: Budget, value: str = "") -> Meter:
-        """The one meter of this scope, from which the plan takes. Tallied keys are read before."""
+        """The one meter of this scope, from which the plan takes; of tallied keys, once read."""
         scope = (budget.id, value)
         if scope not in self._meters:
             self._meters[scope] = self._new_meter(budget, value)
@@ -250,7 +250,7 @@ class Account:
         return usage
 
     def answered_scopes(self) -> list[Scope]:
-        """Scopes of untallied budgets per key where attempts age or lately ended. May read them."""
+        """Untallied scopes per key where attempts age or lately ended. One statement at most."""
         keyed = [b for b in self.budgets if b.limit.is_keyed and b.id not in self.tallies]
         ids = {budget.id for budget in keyed}
         found = {scope for scope in self.aged if scope[0] in ids}
@@ -296,7 +296,7 @@ class Account:
     # --- tallied budgets
 
     def read_tallies(self, has_corrections: bool) -> None:
-        """Load or recount tallies; correct if asked; take off what left of keys, or if whole."""
+        """Load or recount tallies; correct if asked; advance those of keys, all if `is_whole`."""
         kept = [(b, self.memo.tallies.get(b.id)) for b in self.budgets if is_tallied(b.limit)]
         found = tallies_of(self.using, kept, self.now, self.until)
         self.tallies = {one.budget.id: one for one in found}

@@ -100,8 +100,8 @@ def lay(
     replace: bool = False,
 ) -> bool:
     """Hold a scope of these rules; `lasts=None`: until lifted. A hold in force gets longer only;
-    `extend=False`: it stays as it is; `replace=True`: it is as if laid now, and keys wake. Tells
-    of the rules that its source did not hold before; of all, if `replace`. Whether of any.
+    `extend=False`: it stays as it is; `replace=True`: it is as if laid now, keys wake. Announces
+    the rules that its source did not hold before (`replace`: all). Whether there are any.
     """
     scope = {"per": per, "value": value, "source": source}
 

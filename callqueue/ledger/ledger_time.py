@@ -133,7 +133,7 @@ def read_held(using: str, *, lazily: bool = False) -> Reading:
 
 
 def transaction_end_sql(using: str, *, lazily: bool) -> str:
-    """SQL for columns, or "": the server ends it if silent; `lazily`: commit waits for no disk."""
+    """SQL for columns, or "": a silent transaction ends; `lazily`: commit waits for no disk."""
     more = database.dialect(using).lazily if lazily else ""
     return f"{more}{database.idle_timeout_sql(using, SILENT)}"
 
@@ -291,7 +291,7 @@ class Watch:
         return self.last is None or self._suspicious
 
     def seconds_to_settle(self) -> float:
-        """Seconds for which this process is still too new to judge by itself. May look."""
+        """Seconds until it may judge: only others know of a jump before it was new. May look."""
         is_old = self.last is not None and clocks.monotonic() - self.last.after > OLD
         if self.since is None or is_old:
             self.look()
@@ -300,10 +300,13 @@ class Watch:
     def _is_new(self, off: int, last: Reading, reading: Reading) -> bool:
         """Whether what it saw last may be of nobody's time, or drift may have hidden a jump."""
         age = reading.before - (self.since or 0.0)
+        # It goes by a reading that is not of its first seconds.
         if self._is_new_again or last.before - (self.since or 0.0) > SETTLED:
             return age <= SETTLED
+        # That reading may be wrong. Early: it is new for longer where others moved the ledger.
         if off > 0:
             return age <= (SETTLED if last.moved == reading.moved else 2 * SETTLED)
+        # Late: what others have agreed to since stands.
         return age <= SETTLED or last.agreements != reading.agreements
 
     @property

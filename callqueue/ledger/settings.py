@@ -4,7 +4,7 @@ for each opinion that processes hold of the limits.
 Whoever charges states its opinion first. Whoever makes one come or lapse, or changes a rate, raises
 the version. A pass reads it with its locks, and charges nothing where it is not that of its book.
 So no pass begins by what was in force before, and one that has begun has its rules' rows locked.
-Only `set_rate` waits for it, and not for long: it may be frozen.
+Here only `set_rate` waits for it, PATIENCE at most: it may be frozen.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Party:
         )
 
     def book_to_charge_by(self, own: Book, *, is_outdated: bool) -> Book:
-        """The book by which to charge now. Joins, or gives the sign of life, where that is due."""
+        """The book to charge by, where nothing else gives signs of life: joins or gives one."""
+        # outdated: a pass has found that its book is in force no more
         if self.book is None or self._own is not own or is_outdated:
             return self.join(own)
         if time.monotonic() - self._looked_at >= SIGN and self.heartbeat():
@@ -305,7 +306,7 @@ def _has_live_dispenser(using: str, digest: str, now: datetime) -> bool:
 
 
 def _log_disagreement(using: str, before: Stated, after: Stated) -> None:
-    """If the version has changed, log that opinions differ, or that they agree by now."""
+    """If the version has changed, log that opinions differ, or agree again."""
     if before.version == after.version:
         return
     found = disagreements(using, after.opinions)

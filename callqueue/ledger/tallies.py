@@ -188,6 +188,7 @@ class Tallies:
             self.tally_of(value).used += cost
 
     def is_current(self, known: Kept) -> bool:
+        # Else it is counted anew: too much has left since, or it is of a time still to come.
         behind = self.horizon() - known.left
         # what ends from now on is to leave: of a short window even a little late is before that
         is_ahead = known.left > self.now - SECOND or behind < -BACK

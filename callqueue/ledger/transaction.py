@@ -124,7 +124,7 @@ def as_ending(call: CallQueue) -> EndingCall:
 
 
 def lock_unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Lock what nobody has begun of locked calls: (attempt's id, call's, number). Waits."""
+    """Lock what nobody has begun of locked calls, after begins: (attempt's id, call's, number)."""
     unbegun = tables.attempts(using).unbegun().filter(call_id__in=list(call_ids))
     pks = list(unbegun.values_list("pk", flat=True))
     rows = database.locked(tables.attempts(using).filter(pk__in=pks).order_by("pk"), wait=True)
