@@ -194,14 +194,14 @@ class Account:
         self.open_by_rule: dict[str, int] = defaultdict(int)
         self.unbegun_since: dict[str, Us] = {}  # by rule, the oldest release that nobody has begun
         self.tallies: dict[str, Tallies] = {}  # by budget
-        self.open: dict[Scope, int] = defaultdict(int)
+        self.open: dict[Scope, int] = defaultdict(int)  # the cost that does not age yet
         self.aged: dict[Scope, list[tuple[Us, int]]] = defaultdict(list)
         self._meters: dict[Scope, Meter] = {}
         self._keys_read: set[str] = set()
-        self._room: KnownRoom | None = None
+        self._room: KnownRoom | None = None  # that the pass goes by, or has noted
         self._charged: dict[str, int] = defaultdict(int)  # by budget, what this pass releases
         self._released: dict[str, int] = defaultdict(int)  # by rule, how many
-        self._oldest_open = self.now
+        self._oldest_open = self.now  # when the oldest open attempt was released, if any
 
     @property
     def budgets(self) -> tuple[Budget, ...]:

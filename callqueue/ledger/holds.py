@@ -174,6 +174,7 @@ _NOW = Q(until__isnull=True) | Q(until__gt=LedgerNow())
 def _holds_to_lift(
     using: str, rule: str, key: str, but_sources: Sequence[str]
 ) -> QuerySet[tables.Hold]:
+    # those that have ended, too
     stored = tables.holds(using).filter(rule=rule).exclude(source__in=but_sources)
     if not key:
         return stored

@@ -188,11 +188,11 @@ class Watch:
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
-        # since when it is new: its first reading, which may have had to connect, the one by which
-        # it took over what others say, or the first after so long that drift may hide a jump
+        # since when it is new: from its first reading, which may have had to connect; anew from one
+        # by which it took over what others say, or before which drift may have hidden a jump
         self.since: Mono | None = None
-        self._agreements_then = 0  # when that one was made
-        self._must_settle = False  # before it agrees: it is new for the second time
+        self._agreements_then = 0  # how many that reading saw
+        self._must_settle = False  # before it agrees: it is not new for the first time
         self.narrowed = ClockEstimate()
         self.steady_from: Us | None = None  # ledger time; see `keep_and_narrow`
         self._suspicious = False  # there may be a jump that no look has dealt with

@@ -50,8 +50,8 @@ class Party:
         self.book: Book | None = None  # what is in force, as far as this process knows
         self._own: Book | None = None  # of its own settings, as it joined
         self.digest = ""  # of the opinion that it has stated last
-        self._signs: dict[str, _Sign] = {}
-        self._looked_at = 0.0  # monotonic
+        self._signs: dict[str, _Sign] = {}  # the last sign of each opinion, by digest
+        self._looked_at = 0.0  # when it last looked at those, monotonic
 
     def join(self, own: Book) -> Book:
         """State the opinion of these settings; let silent ones lapse; what is in force then."""

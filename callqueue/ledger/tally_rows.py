@@ -92,6 +92,7 @@ def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, 
 
 
 def _left_sql(using: str, place: int, leaving: Leaving) -> tuple[str, list[Any]]:
+    # Rows: the place in what is asked, the rule, queue or key, the latest end, the cost.
     column, (cost, of_cost) = _value_column(using, leaving.budget), _cost_sql(using, leaving.budget)
     since, by, told_apart = _parameters(using, leaving.begin, leaving.ahead, leaving.end)
     apart, of_apart = "", list[Any]()
@@ -151,6 +152,8 @@ def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[t
 
 
 def _charged_since_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str, list[Any]]:
+    # Rows: the place, the rule, queue or key, what each was charged if it is to be corrected, how
+    # many they are, their cost.
     column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
     ended = "finished_at IS NULL OR finished_at > %s OR (correction_pending AND NOT settled)"
     before = "CASE WHEN correction_pending THEN charged END"
