@@ -46,17 +46,17 @@ _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def monotonic() -> Mono:
-    """Seconds that have passed, those of a suspended machine included where it can tell (Linux)."""
+    """This process's clock. Where the system can tell (Linux), it counts suspended time, too."""
     # `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send.
     return Mono(time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Ledger time `at` some moment between two instants of this process's monotonic time, how far
-    the ledger was `moved` by then, and when somebody last said by what to go (`agreed_at`, the
-    count of all who did: `agreements`). Without a jump that nobody has dealt with, ledger time goes
-    on as time does.
+    """Ledger time: `at`, at some moment between two instants of this process's monotonic time. How
+    far the ledger was `moved` by then (microseconds), how often anybody had agreed to ledger time
+    (`agreements`) and when that was last (`agreed_at`). Without a jump that nobody has dealt with,
+    ledger time goes on as time does.
     """
 
     at: Us
@@ -71,21 +71,21 @@ class Reading:
         return self.at + self.moved
 
     def jump_to(self, later: Reading) -> int:
-        """By how much ledger time went further (or less far) until `later` than time did; 0 within
-        the tolerance. Errs upwards, by no more than the readings took: ledger time that is set back
-        by it is late, never early.
+        """By how many microseconds ledger time went further until `later` than time did; below 0:
+        less far; 0 within the tolerance. Errs upwards, by no more than the readings took: ledger
+        time that is set back by so much is late, never early.
         """
         went = later.at - self.at
         least, most, slack = self._bounds(later)
         return 0 if least - slack <= went <= most + slack else went - least
 
-    def is_off(self, later: Reading) -> bool:
-        """Whether ledger time did not go on as time did: the clocks drift, or one was set."""
+    def contradicts(self, later: Reading) -> bool:
+        """Whether ledger time went on otherwise than time, by over TOLERANCE: a drift or a jump."""
         least, most, _ = self._bounds(later)
         return not least - TOLERANCE <= later.at - self.at <= most + TOLERANCE
 
     def credit(self, later: Reading) -> Us:
-        """What `later` read, but no more since this reading than time surely went by."""
+        """What `later` read; at most this reading's time and what has surely passed since."""
         least, _, slack = self._bounds(later)
         return min(later.at, self.at + least + slack)
 
@@ -98,6 +98,7 @@ class Reading:
         return self.after + (instant - self.at) / 1_000_000
 
     def _bounds(self, later: Reading) -> tuple[int, int, int]:
+        # the least and the most that passed between the two, and the tolerance; microseconds
         least = round((later.before - self.after) * 1_000_000)
         most = round((later.after - self.before) * 1_000_000)
         return least, most, TOLERANCE + round(2 * DRIFT * max(0, most))
@@ -110,7 +111,7 @@ class ClockEstimate:
         self._readings: deque[Reading] = deque(maxlen=16)
 
     def add(self, reading: Reading) -> Reading:
-        """The reading, its two instants moved towards each other as far as the others allow."""
+        """Keep a reading. It, narrowed by the others; those are forgotten if they contradict it."""
         while self._readings and reading.after - self._readings[0].after > FRESH:
             self._readings.popleft()
         self._readings.append(reading)

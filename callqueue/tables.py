@@ -57,7 +57,7 @@ def ledger_state(using: str) -> QuerySet[LedgerState]:
     return _queryset_of("LedgerState", using)
 
 
-def settings(using: str) -> QuerySet[SettingsState]:
+def settings_state(using: str) -> QuerySet[SettingsState]:
     return _queryset_of("SettingsState", using)
 
 

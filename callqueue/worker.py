@@ -149,7 +149,7 @@ class Releaser:
     def _run(self) -> None:
         """Release while it has the seat; try to have it, until this process ends."""
         with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
-            ledger_time.watch(self.using).settles_in()
+            ledger_time.watch(self.using).seconds_to_settle()
             if self.seat.was_never_taken:
                 _bury_dead(self.using, self.seat)
         connections[self.using].close()

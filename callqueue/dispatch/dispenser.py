@@ -197,7 +197,7 @@ class Dispenser:
 
     def wait_until_clock_settles(self, stop: threading.Event) -> None:
         # If the clock has just jumped, only others can have seen it, and they look this often.
-        left = ledger_time.watch(self.using).settles_in()
+        left = ledger_time.watch(self.using).seconds_to_settle()
         if left > 0 and has_other_dispensers(self.using, self.name):
             stop.wait(left)
 
@@ -465,7 +465,7 @@ def give_sign_of_life(
 ) -> OwnSign | None:
     """Write a dispenser's sign. None: it proves nothing later, for a jump that nobody followed."""
     reading = ledger_time.read(using)
-    has_jumped = ledger_time.watch(using).credited(reading) is None
+    has_jumped = ledger_time.watch(using).keep_and_credit(reading) is None
     now = from_us(reading.at)
     rows = tables.dispensers(using)
     said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}

@@ -398,13 +398,13 @@ def _lock(
     found = database.rows(using, _lock_sql(using, group), group)
     if len(found) < len(group):
         return None
-    read = len(ledger_time.READS)
+    read = len(ledger_time.READING_COLUMNS)
     reading = ledger_time.reading_of(using, before, *found[0][:read])
     rows = {
         rule: LockedRule(passes, served, database.json_value(memo), bool(corrected))
         for rule, passes, served, memo, corrected, *_ in (row[read + 1 :] for row in found)
     }
-    now = watch.credited(reading)
+    now = watch.keep_and_credit(reading)
     if now is None or not (watch.is_agreed or database.is_nested(using)):
         return None
     if found[0][read] != book.version:

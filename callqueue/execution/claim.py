@@ -110,7 +110,7 @@ def take_begun(
     """The jobs of attempts that were begun with their charge, by a pass of this process; in the
     order in which to send them. `rows`: columns as begin reads them; `lease`: as for `begin`.
     """
-    clock, steady_from = ledger_time.watch(using).take_in(reading)
+    clock, steady_from = ledger_time.watch(using).keep_and_narrow(reading)
     jobs = _jobs_of_rows(using, rows, clock, from_us(steady_from), lease)
     return sorted(jobs, key=lambda job: job.attempt.send_at or from_us(clock.at))
 
@@ -149,7 +149,7 @@ def _read_attempts_with_calls(using: str, attempt_ids: Sequence[int]) -> list[di
         f"FROM {attempts} a JOIN {calls} c ON c.id = a.call_id "
         f"WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
     )
-    return columns.rows_by_name(sql, [], *ledger_time.READS)
+    return columns.rows_by_name(sql, [], *ledger_time.READING_COLUMNS)
 
 
 @lru_cache
@@ -186,11 +186,11 @@ def _read_clock(
 ) -> tuple[Reading, datetime]:
     """The clock that the rows brought, narrowed by earlier readings; since when it is steady."""
     if rows:
-        shown = [rows[0][name] for name in ledger_time.READS]
+        shown = [rows[0][name] for name in ledger_time.READING_COLUMNS]
         reading = ledger_time.reading_of(using, before, *shown)
     else:
         reading = ledger_time.read(using)
-    narrowed, steady_from = ledger_time.watch(using).take_in(reading)
+    narrowed, steady_from = ledger_time.watch(using).keep_and_narrow(reading)
     return narrowed, from_us(steady_from)
 
 

@@ -41,7 +41,7 @@ from callqueue.limits.kinds import Limit, Meter, Usage
 LATELY = 2_000_000  # microseconds
 # microseconds by which the ledger may be told of a call after it has aged away, and still see it
 BELATED = 4_000_000
-GLANCED = 1000
+GLANCED = 1000  # open attempts of a rule that a glance counts at most
 SAMPLE = 500  # open attempts that are read where no limit asks how many there are
 SUMS = (
     "SUM(calls), COUNT(*), MIN(released_at), MIN(CASE WHEN started_at IS NULL THEN released_at END)"
@@ -56,13 +56,13 @@ class Aged:
     key: str
     queue: str
     cost: Any
-    charged: Any  # at its release, where it cost more than that
+    charged: Any  # at its release; None: it cost no more
     sent_at: Us | None
     finished_at: Us | None
     released_at: Us = Us(0)  # read where a budget has former rules
 
     def charges(self, limit: Limit) -> list[tuple[Us, int]]:
-        """What it charges a limit, by the instants since which that ages."""
+        """What it charges a limit, in up to two parts: (the instant since which it ages, units)."""
         cost, more, found = cost_of(self.cost, limit.unit), 0, []
         if self.charged is not None and self.finished_at is not None:
             more = max(0, cost - cost_of(self.charged, limit.unit))
@@ -153,7 +153,7 @@ def keys_of_lately_ended(using: str, rules: Sequence[str], now: Us) -> list[tupl
 class Glance:
     open: int  # attempts, up to GLANCED
     untold: int  # those of them that nobody has told of, up to GLANCED
-    newest_end: Us
+    newest_end: Us  # 0: none has ended
 
 
 def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
@@ -194,21 +194,21 @@ class Account:
         self.open_by_rule: dict[str, int] = defaultdict(int)
         self.unbegun_since: dict[str, Us] = {}  # by rule, the oldest release that nobody has begun
         self.tallies: dict[str, Tallies] = {}  # by budget
-        self.open: dict[Scope, int] = defaultdict(int)
+        self.open: dict[Scope, int] = defaultdict(int)  # the cost that does not age yet
         self.aged: dict[Scope, list[tuple[Us, int]]] = defaultdict(list)
         self._meters: dict[Scope, Meter] = {}
         self._keys_read: set[str] = set()
-        self._room: KnownRoom | None = None
+        self._room: KnownRoom | None = None  # that the pass goes by, or has noted
         self._charged: dict[str, int] = defaultdict(int)  # by budget, what this pass releases
         self._released: dict[str, int] = defaultdict(int)  # by rule, how many
-        self._oldest_open = self.now
+        self._oldest_open = self.now  # when the oldest open attempt was released, if any
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
         return self.book.group_budgets(self.rules)
 
     def meter(self, budget: Budget, value: str = "") -> Meter:
-        """The one meter of this scope, from which the plan takes; of a tallied key, once read."""
+        """The one meter of this scope, from which the plan takes; of tallied keys, once read."""
         scope = (budget.id, value)
         if scope not in self._meters:
             self._meters[scope] = self._new_meter(budget, value)
@@ -250,7 +250,7 @@ class Account:
         return usage
 
     def answered_scopes(self) -> list[Scope]:
-        """The scopes of untallied budgets per key in which attempts age or, as read now, ended."""
+        """Untallied scopes per key where attempts age or lately ended. One statement at most."""
         keyed = [b for b in self.budgets if b.limit.is_keyed and b.id not in self.tallies]
         ids = {budget.id for budget in keyed}
         found = {scope for scope in self.aged if scope[0] in ids}
@@ -296,7 +296,7 @@ class Account:
     # --- tallied budgets
 
     def read_tallies(self, has_corrections: bool) -> None:
-        """Recount tallies, correct them, and take away what left, of keys or if `is_whole`."""
+        """Load or recount tallies; correct if asked; advance those of keys, all if `is_whole`."""
         kept = [(b, self.memo.tallies.get(b.id)) for b in self.budgets if is_tallied(b.limit)]
         found = tallies_of(self.using, kept, self.now, self.until)
         self.tallies = {one.budget.id: one for one in found}
@@ -382,7 +382,7 @@ class Account:
             self._charge_aged(found, by_rule[found.rule])
 
     def _rules_by_since(self, budgets: Sequence[Budget]) -> dict[Us, list[str]]:
-        """The rules by the instant since which their attempts count: none by another's window."""
+        """Rules by the instant since which their attempts count, each by its own budgets only."""
         since: dict[str, Us] = {}
         for budget in budgets:
             for rule in budget.charging_rules:

@@ -99,9 +99,9 @@ def lay(
     extend: bool = True,
     replace: bool = False,
 ) -> bool:
-    """Hold a scope of these rules; `lasts=None`: until it is lifted. Whether, for some, its source
-    did not before, or `replace`: these are announced. A hold in force gets longer only;
-    `extend=False`: it stays as it is; `replace=True`: it is as if laid now, or shorter, keys wake.
+    """Hold a scope of these rules; `lasts=None`: until lifted. A hold in force gets longer only;
+    `extend=False`: it stays as it is; `replace=True`: it is as if laid now, keys wake. Announces
+    the rules that its source did not hold before (`replace`: all). Whether there are any.
     """
     scope = {"per": per, "value": value, "source": source}
 
@@ -174,6 +174,7 @@ _NOW = Q(until__isnull=True) | Q(until__gt=LedgerNow())
 def _holds_to_lift(
     using: str, rule: str, key: str, but_sources: Sequence[str]
 ) -> QuerySet[tables.Hold]:
+    # those that have ended, too
     stored = tables.holds(using).filter(rule=rule).exclude(source__in=but_sources)
     if not key:
         return stored
@@ -187,7 +188,7 @@ def lift(
     *,
     but_sources: Sequence[str] = (),
 ) -> int:
-    """Lift a rule's holds, or a key's, but for some sources'; wake keys, tell; how many held."""
+    """Lift a rule's holds, or a key's, but for some sources'; wake keys, tell. How many held."""
     stored = _holds_to_lift(using, rule, key, but_sources)
 
     def work() -> int:

@@ -30,8 +30,8 @@ from callqueue.ledger.rule_rows import SILENT
 from callqueue.limits.kinds import SECOND
 from callqueue.states import PERMIT
 
-# the keys of the two rows: who writes an instant that counts shares the first one, how far the
-# ledger was moved, until he has committed, so who only agrees to what it shows writes the other
+# The keys of the two rows. ROW says how far the ledger was moved: who writes an instant that counts
+# shares its lock until the commit. So who only agrees to ledger time writes the other row.
 ROW, OF_AGREED = 1, 2
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 OLD = 50.0  # seconds after which what clocks may drift apart is more than TOLERANCE
@@ -77,7 +77,7 @@ def to_wall(using: str, instant: datetime) -> datetime:
 
 def moved_sql(using: str, *, held: bool = False) -> str:
     """SQL for a SELECT, before the clock: how far the ledger was moved, NULL without a row. `held`:
-    nobody moves it meanwhile, unless this is within another transaction, which may take its time.
+    nobody moves it until the transaction ends; not so within another, which may take its time.
     """
     is_held = held and not database.is_nested(using)
     sharing = database.dialect(using).sharing if is_held else ""
@@ -93,7 +93,7 @@ def reading_sql(using: str, *, held: bool = False) -> str:
     )
 
 
-READS = ("moved", "agreements", "agreed_at", "clock")  # those columns
+READING_COLUMNS = ("moved", "agreements", "agreed_at", "clock")  # of `reading_sql`
 
 
 def _moved_or_0_sql(using: str) -> str:
@@ -119,7 +119,7 @@ def reading_of(
     agreed_at: int | None,
     shown: Any,
 ) -> Reading:
-    """The reading of what `reading_sql` selected. None: no row yet, or SQLite's clock: ours."""
+    """The reading of what `reading_sql` selected. None: no row yet (0), or SQLite (read here)."""
     wall = to_us(database.clock(using)) if shown is None else database.instant_us(shown)
     at, agreed_at = wall - (moved or 0), Us(agreed_at or 0)
     return Reading(at, before, clocks.monotonic(), moved or 0, agreements or 0, agreed_at)
@@ -129,11 +129,11 @@ def read_held(using: str, *, lazily: bool = False) -> Reading:
     """A reading; until its transaction ends (`transaction_end_sql`) nobody moves the ledger."""
     before, more = clocks.monotonic(), transaction_end_sql(using, lazily=lazily)
     [shown] = database.rows(using, f"SELECT {reading_sql(using, held=True)}{more}")
-    return held_reading_of(using, before, *shown[: len(READS)])
+    return held_reading_of(using, before, *shown[: len(READING_COLUMNS)])
 
 
 def transaction_end_sql(using: str, *, lazily: bool) -> str:
-    """SQL for columns: a silent transaction is ended; if `lazily`, its commit waits for no disk."""
+    """SQL for columns, or "": a silent transaction ends; `lazily`: commit waits for no disk."""
     more = database.dialect(using).lazily if lazily else ""
     return f"{more}{database.idle_timeout_sql(using, SILENT)}"
 
@@ -188,14 +188,14 @@ class Watch:
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
-        # since when it is new: its first reading, which may have had to connect, the one by which
-        # it took over what others say, or the first after so long that drift may hide a jump
+        # since when it is new: from its first reading, which may have had to connect; anew from one
+        # by which it took over what others say, or before which drift may have hidden a jump
         self.since: Mono | None = None
-        self._agreements_then = 0  # when that one was made
-        self._must_settle = False  # before it agrees: it is new for the second time
+        self._agreements_then = 0  # how many that reading saw
+        self._must_settle = False  # before it agrees: it is not new for the first time
         self.narrowed = ClockEstimate()
-        self.steady_from: Us | None = None
-        self._suspicious = False
+        self.steady_from: Us | None = None  # ledger time; see `keep_and_narrow`
+        self._suspicious = False  # there may be a jump that no look has dealt with
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
@@ -213,23 +213,23 @@ class Watch:
 
     def settle(self) -> None:
         """Look until this process is old enough to know what a jump is, then agree. Gives up after
-        20 looks. In a transaction it only leaves others time, if it has no reading.
+        20 looks. In a transaction it does not agree; without a reading, it leaves others time.
         """
         if database.in_transaction(self.using):
             if self.last is None:
-                time.sleep(self.settles_in())
+                time.sleep(self.seconds_to_settle())
             return
         for _ in range(20):
             self.look()
-            if not self._suspicious and not self.settles_in():
+            if not self._suspicious and not self.seconds_to_settle():
                 self.agree()
                 return
             time.sleep(SETTLED / 10)
 
-    def credited(self, reading: Reading) -> Us | None:
+    def keep_and_credit(self, reading: Reading) -> Us | None:
         """What ledger time may be taken for at this reading, which is kept: no later than it was
-        read, nor further from the last one than this process saw time go by. None after a jump, or
-        after so long that drift may hide one: look first.
+        read, nor further from the last one than this process saw time go by. None, and nothing is
+        kept, after a jump or after so long that drift may hide one: look first.
         """
         with self._keeping:
             last = self.last
@@ -239,9 +239,9 @@ class Watch:
             self._keep(reading)
             return reading.at if last is None else last.credit(reading)
 
-    def take_in(self, reading: Reading) -> tuple[Reading, Us]:
-        """Follow one more reading: as narrow as others make it, and since when the clock is steady:
-        what was written before may be by a wrong time. A jump is left for a look.
+    def keep_and_narrow(self, reading: Reading) -> tuple[Reading, Us]:
+        """Keep one more reading; it, as narrow as others make it, and since when the clock is known
+        to be steady: what was written before may be by a wrong time. After a jump it is not kept.
         """
         with self._keeping:
             last, jumped = self.last, self._us_early(reading) != 0
@@ -252,10 +252,10 @@ class Watch:
             return reading if jumped else self._keep(reading), self.steady_from
 
     def agree(self) -> None:
-        """Agree to ledger time as it is, where nobody has since this process came; mend what a
+        """Agree to ledger time as it is, where nobody has since this process was new; mend what a
         clock that was set back unseen has left in the future. Not in a transaction.
         """
-        if self.is_agreed or self.last is None or (self._must_settle and self.settles_in()):
+        if self.is_agreed or self.last is None or (self._must_settle and self.seconds_to_settle()):
             return
         with database.writing(self.using):
             database.set_idle_timeout(self.using, SILENT)
@@ -264,7 +264,7 @@ class Watch:
                 ensure_rows(self.using)  # it may be the very first
                 list(database.locked(own, wait=True))
             reading = read(self.using)  # what it read long ago says nothing of a jump since
-            if self.credited(reading) is None or self.is_agreed:
+            if self.keep_and_credit(reading) is None or self.is_agreed:
                 return
             reading = _agree(self.using, reading)
         with self._keeping:
@@ -275,9 +275,9 @@ class Watch:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether somebody has agreed to ledger time since this process came. Before that it writes
-        nothing that counts: who has looked before a jump that came before this process, and not
-        since, would put ledger time forward, and what it wrote would be too early.
+        """Whether somebody has agreed to ledger time since this process was new (once or again).
+        Before that it writes nothing that counts: after a jump that only others saw, they may still
+        put ledger time forward, and what this process wrote would be too early.
         """
         if (last := self.last) is None or last.agreements == self._agreements_then:
             return False
@@ -290,8 +290,8 @@ class Watch:
         """Whether a look is needed before a reading can be judged."""
         return self.last is None or self._suspicious
 
-    def settles_in(self) -> float:
-        """Seconds until its first pass: only others can have seen a jump before. May look first."""
+    def seconds_to_settle(self) -> float:
+        """Seconds until it may judge: only others know of a jump before it was new. May look."""
         is_old = self.last is not None and clocks.monotonic() - self.last.after > OLD
         if self.since is None or is_old:
             self.look()
@@ -300,14 +300,17 @@ class Watch:
     def _is_new(self, off: int, last: Reading, reading: Reading) -> bool:
         """Whether what it saw last may be of nobody's time, or drift may have hidden a jump."""
         age = reading.before - (self.since or 0.0)
-        if self._is_doubtful or last.before - (self.since or 0.0) > SETTLED:
+        # It goes by a reading that is not of its first seconds.
+        if self._is_new_again or last.before - (self.since or 0.0) > SETTLED:
             return age <= SETTLED
+        # That reading may be wrong. Early: it is new for longer where others moved the ledger.
         if off > 0:
             return age <= (SETTLED if last.moved == reading.moved else 2 * SETTLED)
+        # Late: what others have agreed to since stands.
         return age <= SETTLED or last.agreements != reading.agreements
 
     @property
-    def _is_doubtful(self) -> bool:  # what it read last is from before it was new
+    def _is_new_again(self) -> bool:  # and has kept no reading since
         return self.last is not None and self.since is not None and self.last.after < self.since
 
     def _us_early(self, reading: Reading) -> int:
@@ -336,7 +339,7 @@ class Watch:
             if not off or last is None:
                 return reading
             is_new = self._is_new(off, last, reading)
-            if is_new and self._is_doubtful:
+            if is_new and self._is_new_again:
                 return None
             by = self._to_set_back(off, last, reading, is_new=is_new)
             if by:
@@ -372,7 +375,7 @@ class Watch:
         return 0 if is_new or is_agreed else off
 
     def _begin_anew(self, reading: Reading, *, is_new: bool) -> None:
-        """Go by this from now on; `is_new`: as who has just come."""
+        """Go by this from now on; `is_new`: as a process that has just come."""
         self.last, self.steady_from, self.narrowed = reading, None, ClockEstimate()
         if is_new:
             self._be_new(reading)
@@ -382,7 +385,7 @@ class Watch:
         self.since, self._agreements_then = reading.after, reading.agreements
 
     def _keep(self, reading: Reading) -> Reading:
-        """Make it the last reading, as narrow as those before allow; it may make this one new."""
+        """Make it the last reading, as narrow as those before allow. The watch may be new by it."""
         if self.last is not None and self.last.moved != reading.moved:
             self.narrowed = ClockEstimate()  # those before may be by a wrong time
         self._be_new_if_doubtful(reading)
@@ -392,13 +395,13 @@ class Watch:
         return self.last
 
     def _be_new_if_doubtful(self, reading: Reading) -> bool:
-        """Be new from now on, and leave jumps to others, if drift may hide one by now, or what it
-        read while it was new, before others moved the ledger, was in nobody's time; whether it is.
+        """Be new from now on, and leave jumps to others, if drift may hide one by now, or the last
+        reading, made while new, was in nobody's time: others have moved the ledger. Whether so.
         """
         last, since = self.last, self.since
-        if last is None or since is None or self._is_doubtful:
+        if last is None or since is None or self._is_new_again:
             return False
-        is_old = reading.after - last.before > OLD and last.is_off(reading)
+        is_old = reading.after - last.before > OLD and last.contradicts(reading)
         was_new = last.before - since <= SETTLED and last.moved != reading.moved
         if is_old or (was_new and not self._us_early(reading)):
             self._be_new(reading)
@@ -408,11 +411,11 @@ class Watch:
 
 def check_for_jump(using: str, reading: Reading) -> None:
     """Raise Jumped where the clock has jumped until this reading (else kept), or this process is
-    too young to know, or nobody has agreed; but not within another transaction. Whoever writes what
-    counts asks this: what the young wrote after a clock was set back would be early for ever.
+    too new to know, or nobody has agreed; but not within another transaction. Whoever writes what
+    counts asks this: what a new one wrote after a clock was set back would be early for ever.
     """
     found = watch(using)
-    is_known = found.credited(reading) is not None and not found.settles_in()
+    is_known = found.keep_and_credit(reading) is not None and not found.seconds_to_settle()
     if not (is_known and found.is_agreed) and not database.is_nested(using):
         raise Jumped
 
@@ -429,7 +432,7 @@ def watch(using: str) -> Watch:
 
 
 def forget_readings(*, is_new: bool = True) -> None:
-    """Watch anew, after the clock was set on purpose. `is_new`: as if this process began now."""
+    """Watch anew, after the clock was set on purpose, as if this process began now, or long ago."""
     for using in list(_watches):
         _watches[using] = Watch(using)
         if not is_new:
@@ -440,9 +443,9 @@ def forget_readings(*, is_new: bool = True) -> None:
 class Jump:
     """The clock jumped. Microseconds."""
 
-    by: int
-    doubt: int  # what `by` may be too high
-    gap: int  # the time in which it did
+    by: int  # how early ledger time was by it; below 0: late
+    doubt: int  # by how much `by` may be too high
+    gap: int  # from the last good reading until the one that showed the jump
 
     @classmethod
     def between(cls, last: Reading, reading: Reading, by: int) -> Jump:
@@ -452,12 +455,12 @@ class Jump:
 
 
 def mend(using: str, jump: Jump, reading: Reading) -> None:
-    """Mend what was written by the wrong time, calls' deadlines too. With the rows of LedgerState
-    locked; `reading` is in the right time. A few statements, however much the ledger counts.
+    """Mend what was written by the wrong time; calls' deadlines, if it was late. With the rows of
+    LedgerState locked; `reading` is in the right time. A few statements, however much is counted.
 
     Releases, ends and holds are right: who writes them asks `check_for_jump` first, or is a pass
-    (`Watch.credited`). Begins and signs of life are wrong where they say they are of between the
-    last good reading and now, off by the jump. What truly is of then gets no shorter lease.
+    (`Watch.keep_and_credit`). Begins and signs of life are wrong where, less the jump, they lie
+    between the last good reading and now. A right one that lies there gets no shorter lease.
     """
     now, off = from_us(reading.at), timedelta(microseconds=jump.doubt - jump.by)
     first = from_us(
@@ -484,8 +487,8 @@ def mend(using: str, jump: Jump, reading: Reading) -> None:
 
 
 def _mend_what_is_ahead(using: str, last: Reading) -> None:
-    """Where ledger time stays late after the clock was set back, have charges end now, and leases
-    and holds last from now on, for as long as they were to. Each once, whoever else does this too.
+    """Where ledger time stays late after the clock was set back: charges that end ahead end now;
+    leases and holds that begin ahead begin now, as long as before. Each once, whoever else does so.
     Nothing is done after a jump since the `last` reading. In a transaction that a freeze ends.
     """
     seen = read(using)
@@ -538,8 +541,8 @@ def _ahead_by(name: str) -> Any:
 
 
 def _bring_deadlines_back(using: str, jump: Jump, reading: Reading) -> None:
-    """Bring backoffs and permits' deadlines back, the first RETRIES of each, so that they get no
-    longer; those that were over unseen, too. Appointments stay, and locked calls.
+    """Bring backoffs and permits' deadlines back by the jump, so that no wait gets longer: of each
+    the first RETRIES to come by the clock as it is. Appointments stay, and locked calls.
     """
     waiting, now = tables.calls(using).waiting(), from_us(reading.wall)
     retries = waiting.filter(status=states.ERROR, ready=False)

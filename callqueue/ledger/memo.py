@@ -25,10 +25,10 @@ _BETWEEN = "\x1f"
 
 @dataclass
 class Memo:
-    """What passes remember of a group of rules. It is believed only while every row has had as many
-    passes since as `version` says, and names this group, by this version of the settings, as the
-    last that had one. Any other pass over one of the rules voids it; so does a rule that shared a
-    budget by another version.
+    """What passes remember of a group of rules. It is believed only while each rule's row counts as
+    many passes as `version` says, and names this group, by this version of the settings, as the
+    last with a pass over it. Any other pass over one of the rules voids it; so does a rule that
+    shared a budget by another version.
     """
 
     # of token buckets, (instant, level, fingerprint) by scope
@@ -51,7 +51,7 @@ class Memo:
         moved: int,
     ) -> Memo:
         """A group's memo, empty where it is not believed. `kept`: by rule, its passes and memo. No
-        levels where the ledger was `moved` since: what was open may have ended before them.
+        levels if the ledger was at another `moved` then: what was open may have ended before them.
         """
         stored = kept[min(group)][1] if min(group) in kept else {}
         version = {rule: passes for rule, (passes, _) in kept.items()}
@@ -85,7 +85,7 @@ def group_identity(group: Iterable[str], settings_version: int) -> list[int | st
 
 
 class Level(NamedTuple):
-    """What a token bucket held at an instant after which nothing that is still open can leave."""
+    """What a token bucket held at an instant: no charge from before it can still come or change."""
 
     at: Us
     level: int  # tokens times the period
@@ -104,7 +104,7 @@ def kept_level(memo: Memo, budget: Budget, value: str, since: Us, now: Us) -> Le
 def usage_since_kept_level(
     memo: Memo, budget: Budget, value: str, usage: Usage, oldest_open: Us, now: Us
 ) -> Usage:
-    """The usage since the level in the memo; keeps a newer one there, of before what is open."""
+    """The usage since the memo's level, if any; keeps a newer one there, of before what is open."""
     # The level is that of the oldest instant that an open attempt may still age from, or be
     # charged more from.
     known = kept_level(memo, budget, value, usage.since, now)
@@ -159,7 +159,7 @@ class KnownRoom:
     def is_valid_for(
         self, budgets: Sequence[Budget], now: Us, moved: int, laid: Mapping[str, int]
     ) -> bool:
-        """Whether it holds at `now` for these budgets, and there is some in each."""
+        """Whether this room is right at `now` for these budgets, and none of them is used up."""
         is_of_now = self.moved == moved and self.at <= now and self.laid == laid
         is_of_these = self.print == budgets_fingerprint(tuple(budgets))
         return is_of_now and is_of_these and all(self.free.values())

@@ -135,9 +135,9 @@ def lock_next(
 def lock_next_of_pairs(
     using: str, rule: str, wall: datetime, counts: dict[tuple[int, str], int]
 ) -> tuple[list[Candidate], dict[tuple[int, str], int]]:
-    """Lock the next calls of these keys, so many of each: by priority, and there the keys' first
-    before any key's second. And how many ready calls each has, up to one more, others' locked ones
-    too. Where somebody has locked one, the key's next one counts: a statement for each such key.
+    """Lock the next calls of these (priority, key), so many of each: by priority, and there the
+    keys' first before any key's second. And how many ready calls each has, locked ones too, counted
+    up to one more. Where others have locked some, the key's next go: one statement for each key.
     """
     where, params = _may_go_sql(using, rule, wall)
     wanted = {pair: count + 1 for pair, count in counts.items()}
@@ -236,8 +236,8 @@ def blocked_on_answer(scope: Scope) -> str:
 def wake_keys(
     using: str, rules: Sequence[str], until: Us, latest: int, freed: Iterable[str]
 ) -> None:
-    """Let keys be looked at again that wait until `until` at most, or for one of `freed`; or past
-    `latest`, for which nothing makes them wait: the clock was set back since.
+    """Let keys be looked at again whose wait ends by `until`, or is for one of `freed`; and those
+    whose wait ends past `latest`: none is so long, unless the clock was set back since.
     """
     listed = ", ".join(f"'{one}'" for one in sorted(freed)) or "NULL"  # digests, safe in SQL
     run(
@@ -271,8 +271,8 @@ def wake_key(using: str, rule: str, priority: int, key: str) -> None:
 
 
 def give_missing_news(using: str, rule: str, after: KeyAtPriority = FIRST) -> KeyAtPriority | None:
-    """Give news of the next TAKEN keys past `after` with ready calls, where they have neither turn
-    nor news; the last of them, None where there are no more.
+    """Of the next TAKEN keys past `after` with ready calls, give news of those that have neither
+    turn nor news. The last key looked at, for the next time; None where there are no more.
     """
     key, pairs = quoted(using, "key"), ("key", "priority")
     source, params = database.distinct_pairs_sql(

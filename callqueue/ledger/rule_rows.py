@@ -21,7 +21,7 @@ def ensure(using: str, rules: Collection[str]) -> None:
 
 
 def lock(using: str, rules: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Lock the rows of these rules, in their order; their memos. Waits for a pass to end."""
+    """Lock the rows of these rules, by name; the memo of each. Waits for passes to end."""
     database.set_idle_timeout(using, SILENT)
     rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return dict(database.locked(rows, wait=True).values_list("pk", "memo"))

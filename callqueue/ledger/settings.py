@@ -4,7 +4,7 @@ for each opinion that processes hold of the limits.
 Whoever charges states its opinion first. Whoever makes one come or lapse, or changes a rate, raises
 the version. A pass reads it with its locks, and charges nothing where it is not that of its book.
 So no pass begins by what was in force before, and one that has begun has its rules' rows locked.
-Nobody waits for it: it may be frozen.
+Here only `set_rate` waits for it, PATIENCE at most: it may be frozen.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Party:
     def __init__(self, using: str) -> None:
         self.using = using
         self.book: Book | None = None  # what is in force, as far as this process knows
-        self._own: Book | None = None
+        self._own: Book | None = None  # of its own settings, as it joined
         self.digest = ""  # of the opinion that it has stated last
-        self._signs: dict[str, _Sign] = {}
-        self._looked_at = 0.0  # monotonic
+        self._signs: dict[str, _Sign] = {}  # the last sign of each opinion, by digest
+        self._looked_at = 0.0  # when it last looked at those, monotonic
 
     def join(self, own: Book) -> Book:
         """State the opinion of these settings; let silent ones lapse; what is in force then."""
@@ -74,7 +74,7 @@ class Party:
         return self.book
 
     def heartbeat(self) -> bool:
-        """Say that the opinion is held; whether to join anew: for a change, or a silent one."""
+        """Say the opinion is held. Whether to join anew: settings changed, or others are silent."""
         rule_rows.ensure(self.using, self.book.rules if self.book else ())
         now = ledger_time.now(self.using)
         mine = tables.opinions(self.using).filter(pk=self.digest, lapsed_at=None)
@@ -88,7 +88,8 @@ class Party:
         )
 
     def book_to_charge_by(self, own: Book, *, is_outdated: bool) -> Book:
-        """The book by which a process without other signs of life may charge now."""
+        """The book to charge by, where nothing else gives signs of life: joins or gives one."""
+        # outdated: a pass has found that its book is in force no more
         if self.book is None or self._own is not own or is_outdated:
             return self.join(own)
         if time.monotonic() - self._looked_at >= SIGN and self.heartbeat():
@@ -124,9 +125,9 @@ class Party:
 class _Sign:
     """The last sign of life of an opinion, and since when (monotonic) we watch for the next."""
 
-    at: datetime
+    at: datetime  # ledger time
     since: float
-    is_first: bool = True
+    is_first: bool = True  # no other was seen before it
 
     def merged_with(self, last: _Sign | None) -> _Sign:
         if last is None:
@@ -143,7 +144,7 @@ class _Sign:
 
 def version(using: str) -> int:
     """The version of the settings in force; 0 where nobody has ever stated any."""
-    return tables.settings(using).values_list("version", flat=True).first() or 0
+    return tables.settings_state(using).values_list("version", flat=True).first() or 0
 
 
 def version_sql(using: str) -> str:
@@ -178,7 +179,7 @@ _lately: dict[str, tuple[float, Book, Book]] = {}
 def read_stated(using: str) -> Stated:
     """What all processes say, not locked."""
     # The version first: what is read after it is no older.
-    found = tables.settings(using).values_list("version", "rates").first()
+    found = tables.settings_state(using).values_list("version", "rates").first()
     return _read_opinions(using, *(found or (0, {})))
 
 
@@ -249,7 +250,7 @@ def _restate(using: str, change: Callable[[Stated, Reading], Stated]) -> Stated:
 def _lock_stated(using: str) -> Stated:
     """What all processes say, locked until the transaction ends."""
     database.set_idle_timeout(using, rule_rows.SILENT)
-    rows = tables.settings(using)
+    rows = tables.settings_state(using)
     found = database.locked(rows, wait=True).values_list("version", "rates").first()
     if found is None:
         rows.bulk_create([tables.SettingsState(pk=ROW)], ignore_conflicts=True)
@@ -276,7 +277,7 @@ def _change_opinions(
     gone: Collection[str],
     reading: Reading,
 ) -> Stated:
-    """Have opinions come and lapse, with what is stated locked; what is then. May raise Jumped."""
+    """Have opinions come and lapse; what is stated then, locked as before. May raise Jumped."""
     now = from_us(reading.at)
     if gone := [digest for digest in gone if digest in before.opinions]:
         ledger_time.check_for_jump(using, reading)  # after a jump, the living seem to be silent
@@ -293,9 +294,9 @@ def _change_opinions(
 
 
 def _raise_version(using: str, before: int, now: datetime, **columns: object) -> int:
-    # one that they never had, not even before a backup was restored
+    # a number that the settings never had, not even before a backup was restored
     after = max(before + 1, to_us(now))
-    tables.settings(using).update(version=after, **columns)
+    tables.settings_state(using).update(version=after, **columns)
     return after
 
 
@@ -305,7 +306,7 @@ def _has_live_dispenser(using: str, digest: str, now: datetime) -> bool:
 
 
 def _log_disagreement(using: str, before: Stated, after: Stated) -> None:
-    """Where the version has changed: that opinions differ, or agree where they did not."""
+    """If the version has changed, log that opinions differ, or agree again."""
     if before.version == after.version:
         return
     found = disagreements(using, after.opinions)

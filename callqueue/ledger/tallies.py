@@ -44,7 +44,7 @@ FORMER = 100
 BACK = 30 * SECOND
 LATE = 5 * SECOND  # how much later than it ended an attempt may be seen to have ended
 Scope = tuple[str, str]  # a budget's id, and the value of its `per` ("" for per="rule")
-MARGIN = 60 * SECOND  # that an attempt is kept beyond that
+MARGIN = 60 * SECOND  # for which an attempt is kept when no limit can count it any more
 
 
 class Tallies:
@@ -57,7 +57,7 @@ class Tallies:
         self.now, self.until = now, until  # a pass releases up to `until`
         self.print = fingerprint(budget)
         self.by_value: dict[str, Tally] = {}
-        self.near: dict[str, list[tuple[Us, int]]] = {}  # what leaves until then: (ended, cost)
+        self.near: dict[str, list[tuple[Us, int]]] = {}  # what leaves by `until`: (ended, cost)
         self.freed: set[str] = set()  # values that have more room than before
         self._next_leave: Us | None = None
         believed = self._believable(kept)
@@ -93,7 +93,7 @@ class Tallies:
             self.take_in_rows(tally_rows.rows_of_values(self.using, {name: wanted}).get(name, ()))
 
     def take_in_rows(self, rows: Iterable[tally_rows.Stored]) -> None:
-        """Take in rows: (value, used, full_at, pk). What is known may be newer."""
+        """Load rows: (value, used, full_at, pk). A known tally stays, as it may be newer."""
         for value, used, full_at, pk in rows:
             self.by_value.setdefault(value, Tally(used, full_at, pk))
 
@@ -106,7 +106,7 @@ class Tallies:
 
     @property
     def is_behind(self) -> bool:
-        return self.leaves_one_by_one and not self._has_advanced
+        return self.reads_what_left and not self._has_advanced
 
     def leaving_to_read(self) -> tally_rows.Leaving:
         end = self.horizon()
@@ -128,7 +128,7 @@ class Tallies:
             self.kept.left = max(begin, end)
 
     def correct(self, value: str, ended: Us, charged: int, cost: int) -> None:
-        """Put right what it was charged; take it away if it left before its end was known."""
+        """Put right what an attempt was charged; take that away if it has left. May read rows."""
         self.load([value])
         self.change(value, cost - charged)
         if ended <= self.kept.left and cost:
@@ -165,7 +165,7 @@ class Tallies:
     # --- what kinds of windows differ in
 
     @property
-    def leaves_one_by_one(self) -> bool:
+    def reads_what_left(self) -> bool:
         return not self.kept.has_former  # what former rules used is counted anew instead
 
     def horizon(self) -> Us:
@@ -188,6 +188,7 @@ class Tallies:
             self.tally_of(value).used += cost
 
     def is_current(self, known: Kept) -> bool:
+        # Else it is counted anew: too much has left since, or it is of a time still to come.
         behind = self.horizon() - known.left
         # what ends from now on is to leave: of a short window even a little late is before that
         is_ahead = known.left > self.now - SECOND or behind < -BACK
@@ -223,7 +224,7 @@ class Tallies:
             self._add_charged_by_former(self.recounts_after())
 
     def _add_charged_by_former(self, horizon: Us) -> None:
-        # They are charged no more: that only becomes less, until it is counted anew.
+        # Former rules charge nothing new: it only becomes less, until it is counted anew.
         for value, cost in tally_rows.charged_by_former(self.using, self.budget, horizon):
             self.tally_of(value).used += cost
             self.kept.has_former = True
@@ -255,7 +256,7 @@ class Tallies:
 
 class CalendarTallies(Tallies):
     limit: FixedWindow
-    leaves_one_by_one = False  # all that a calendar window holds leaves at once
+    reads_what_left = False  # all that a calendar window holds leaves at once
 
     def is_current(self, known: Kept) -> bool:
         return known.left == self.horizon()
@@ -305,7 +306,7 @@ class _TalliedWindowMeter(Meter):
 
 
 class BucketTallies(Tallies):
-    """A token bucket's tallies: what ended less than LATE ago is taken to leave now."""
+    """A token bucket's tallies: what ended less than LATE ago counts in full, as if open."""
 
     limit: TokenBucket
 
@@ -338,15 +339,15 @@ class BucketTallies(Tallies):
         return self.kept.left  # what ended before is in the level
 
     def add_charged(self, charged: Iterable[tuple[str, int]]) -> None:
-        """As used; what ended before is read, and goes into levels that were 0 at the horizon."""
+        """As used; what ended before is read, and goes into levels as if empty at the horizon."""
         horizon, sealed = self.limit.horizon(self.now) - 1, self.kept.left
-        empty_until = horizon + self.time_to_fill(self.limit.burst)
+        full_if_empty = horizon + self.time_to_fill(self.limit.burst)
         for value, ended, cost in tally_rows.ended_parts(self.using, self.budget, horizon, sealed):
             tally = self.tally_of(value)
-            tally.full_at = max(tally.full_at or empty_until, ended) + self.time_to_fill(cost)
+            tally.full_at = max(tally.full_at or full_if_empty, ended) + self.time_to_fill(cost)
         for value, cost in charged:
             tally = self.tally_of(value)
-            tally.used, tally.full_at = tally.used + cost, tally.full_at or empty_until
+            tally.used, tally.full_at = tally.used + cost, tally.full_at or full_if_empty
 
     def _lower_level(self, value: str, ended: Us, cost: int) -> None:
         tally = self.tally_of(value)  # what is known late is as if it had been taken later
@@ -404,7 +405,7 @@ def is_tallied(limit: Limit) -> bool:
 def tallies_of(
     using: str, kept: Sequence[tuple[Budget, Mapping[str, Any] | None]], now: Us, until: Us
 ) -> list[Tallies]:
-    """The tallies of these budgets at `now`, as kept, or counted anew. One statement for most."""
+    """The tallies of these budgets at `now`, as kept, or counted anew: mostly by one statement."""
     found = [OF_KINDS[type(b.limit)](using, b, now, known, until) for b, known in kept]
     anew = [one for one in found if one.is_anew]
     asked = [(one.budget, one.recounts_after()) for one in anew]
@@ -439,9 +440,9 @@ def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
 
 
 def apply_corrections(using: str, group: Sequence[str], tallies: Collection[Tallies]) -> None:
-    """Tell the tallies what attempts of these rules cost after all, and take the marks from their
-    rows, also where there are no tallies. Of all, as no release may go by less than is known: two
-    statements for CORRECTIONS. After recounts, which count these as they were charged.
+    """Tell the tallies what attempts of these rules cost after all, and take the marks off their
+    rows, also where there are no tallies. All that nobody has locked, as no release may go by less
+    than is known: two statements for CORRECTIONS. After recounts, which count them as charged.
     """
     while corrections := tally_rows.take_next_corrections(using, group):
         for one in tallies:

@@ -92,6 +92,7 @@ def what_left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, 
 
 
 def _left_sql(using: str, place: int, leaving: Leaving) -> tuple[str, list[Any]]:
+    # Rows: the place in what is asked, the rule, queue or key, the latest end, the cost.
     column, (cost, of_cost) = _value_column(using, leaving.budget), _cost_sql(using, leaving.budget)
     since, by, told_apart = _parameters(using, leaving.begin, leaving.ahead, leaving.end)
     apart, of_apart = "", list[Any]()
@@ -136,8 +137,8 @@ def _rows_by_budget(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
 
 def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
     """What is open or ended since that instant, of each budget, but for voided: (value, cost). What
-    is to be corrected costs what it was charged, since the correction comes after; also where it
-    ended before, unless it was settled after its end. One statement for many.
+    is to be corrected counts as it was charged, voided or not, as the correction comes after; also
+    if it ended before, unless it was settled after its end. One statement for many.
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
     selects = [_charged_since_sql(using, place, *one) for place, one in enumerate(asked)]
@@ -151,6 +152,8 @@ def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[t
 
 
 def _charged_since_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str, list[Any]]:
+    # Rows: the place, the rule, queue or key, what each was charged if it is to be corrected, how
+    # many they are, their cost.
     column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
     ended = "finished_at IS NULL OR finished_at > %s OR (correction_pending AND NOT settled)"
     before = "CASE WHEN correction_pending THEN charged END"
@@ -207,7 +210,7 @@ def first_end_after(using: str, budget: Budget, instant: Us) -> Us | None:
 
 
 class Correction(NamedTuple):
-    """An attempt that cost something else than it was charged, or was recorded late."""
+    """An attempt that cost something else than it was charged (voided: 0), or was recorded late."""
 
     id: int
     settled: bool  # what it cost was told after its end
@@ -220,7 +223,7 @@ class Correction(NamedTuple):
 
 
 def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
-    """The next CORRECTIONS attempts to correct that are free, their marks taken. Two statements."""
+    """The next CORRECTIONS attempts to correct that are free; unmarks them. Two statements."""
     key = quoted(using, "key")
     found = rows(
         using,
@@ -239,12 +242,12 @@ def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
         for pk, settled, rule, text, queue, cost, charged, ended, outcome in found
     ]  # fmt: skip
     if corrections:
-        _mark_as_taken(using, corrections)
+        _unmark(using, corrections)
     return corrections
 
 
-def _mark_as_taken(using: str, corrections: Sequence[Correction]) -> None:
-    # Where the answer added to it, what was charged stays known: it is of another instant.
+def _unmark(using: str, corrections: Sequence[Correction]) -> None:
+    # Where it cost more, `charged` stays: that part ages from another instant than the rest.
     more = [one.id for one in corrections if costs_more(one.cost, one.charged)]
     kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
     ids = database.listed(one.id for one in corrections)

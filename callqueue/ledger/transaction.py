@@ -42,13 +42,13 @@ class EndingCall:
     status: int
     last_attempt: int
     callback: str | None
-    postponed: datetime | None  # when it is due, where other code has made that later since
+    postponed_to: datetime | None  # its due instant, where other code has put that off meanwhile
 
 
 @dataclass(frozen=True)
 class Locked:
     reading: Reading
-    calls: Mapping[int, EndingCall]  # by primary key
+    calls: Mapping[int, EndingCall]  # by primary key: of those asked for, the ones that were free
 
     @property
     def now(self) -> datetime:
@@ -66,8 +66,8 @@ def transaction(
     calls: Sequence[int] | None = None,
     lazily: bool = False,
 ) -> T:
-    """Do `work` in a transaction, with those of `calls` locked that are free; again after a jump or
-    a deadlock. `lazily`: its commit returns before it is on disk.
+    """Do `work` in a transaction, with those of `calls` locked that are free (None: none is); again
+    after a jump or a deadlock. `lazily`: its commit returns before it is on disk.
     """
 
     def once() -> T:
@@ -124,7 +124,7 @@ def as_ending(call: CallQueue) -> EndingCall:
 
 
 def lock_unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Lock what nobody has begun of locked calls: (attempt, call, number). Waits for a begin."""
+    """Lock what nobody has begun of locked calls, after begins: (attempt's id, call's, number)."""
     unbegun = tables.attempts(using).unbegun().filter(call_id__in=list(call_ids))
     pks = list(unbegun.values_list("pk", flat=True))
     rows = database.locked(tables.attempts(using).filter(pk__in=pks).order_by("pk"), wait=True)
@@ -152,7 +152,7 @@ def lock_calls_to_end(
         f"ORDER BY id{database.skip_locked_sql(using)}",
     )
     if found:
-        shown = found[0][5 : 5 + len(ledger_time.READS)]
+        shown = found[0][5 : 5 + len(ledger_time.READING_COLUMNS)]
         reading = ledger_time.held_reading_of(using, before, *shown)
     else:
         reading = ledger_time.read_held(using, lazily=lazily)

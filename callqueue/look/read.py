@@ -121,7 +121,7 @@ def _read_moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
         "ON here = 1 ORDER BY seen_at DESC"
     )
     before, found = clocks.monotonic(), rows(using, sql)
-    *shown, until, version = found[0][: len(ledger_time.READS) + 2]
+    *shown, until, version = found[0][: len(ledger_time.READING_COLUMNS) + 2]
     reading = ledger_time.reading_of(using, before, *shown)
     signs = [
         alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)

@@ -139,7 +139,7 @@ class Waiter:
         """Seconds until ledger time is settled; 0.0 in a transaction or without dispensers."""
         if database.in_transaction(self.using):
             return 0.0
-        left = ledger_time.watch(self.using).settles_in()
+        left = ledger_time.watch(self.using).seconds_to_settle()
         return left if left > 0 and tables.dispensers(self.using).exists() else 0.0
 
     @property

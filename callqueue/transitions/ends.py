@@ -192,7 +192,7 @@ def awaits_attempt(call: EndingCall | None, number: int) -> bool:
 
 def with_later_changes(columns: dict[str, Any], call: EndingCall) -> dict[str, Any]:
     """These columns, changed by what other code has made of the call since its attempt began."""
-    if call.postponed is not None:
-        columns["due_at_dt"] = max(columns["due_at_dt"], call.postponed)
+    if call.postponed_to is not None:
+        columns["due_at_dt"] = max(columns["due_at_dt"], call.postponed_to)
     columns["callback_pending"] |= bool(call.callback) and columns["status"] in FINAL
     return columns

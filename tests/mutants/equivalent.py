@@ -59,7 +59,7 @@ _BY_REASON = {
         'ledger/ready_calls.py give_missing_news: source, params = database.distinct_pairs_sql( using, TABLE, pairs, READY, [rule], after=after, count=TAKEN ) known = " OR ".join( f"EXISTS (SELECT 1 FROM {tables.name(using, model)} t " f"WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)" for model in ("KeyTurn", "KeyNews") ) -> known = \' OR \'.join((f\'EXISTS (SELECT 1 FROM {tables.name(using, model)} t WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)\' for model in (\'KeyTurn\', \'KeyNews\'))) source, params = database.distinct_pairs_sql(using, TABLE, pairs, READY, [rule], after=after, count=TAKEN)',
         "dispatch/release_pass.py remember: passes = {name: row.passes + (name in changed) for name, row in rows.items()} memos = {name: {**rows[name].memo, \"group\": group} for name in changed} -> memos = {name: {**rows[name].memo, 'group': group} for name in changed} passes = {name: row.passes + (name in changed) for name, row in rows.items()}",
         "execution/recorder.py _wait_for_database: connections[using].close() time.sleep(pause) -> time.sleep(pause) connections[using].close()",
-        "ledger/settings.py _lock_stated: database.set_idle_timeout(using, rule_rows.SILENT) rows = tables.settings(using) -> rows = tables.settings(using) database.set_idle_timeout(using, rule_rows.SILENT)",
+        "ledger/settings.py _lock_stated: database.set_idle_timeout(using, rule_rows.SILENT) rows = tables.settings_state(using) -> rows = tables.settings_state(using) database.set_idle_timeout(using, rule_rows.SILENT)",
     ],
     "Where the two are equal, both ways give the same.": [
         "ledger/tallies.py BucketTallies.suits: limit.window_us > SHORT_BUCKET -> (limit.window_us >= SHORT_BUCKET)",
@@ -97,7 +97,7 @@ _BY_REASON = {
         "dispatch/dispenser.py stand_by: now - _told.get(using, -HEARTBEAT) >= HEARTBEAT -> (now - _told.get(using, -HEARTBEAT) > HEARTBEAT)",
         "execution/request.py _columns_of_answer: size + len(content) >= LARGE -> (size + len(content) > LARGE)",
         "execution/flight.py Flight._take_ended: now - self.last >= QUIET -> (now - self.last > QUIET)",
-        "ledger/ledger_time.py Watch.take_in: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
+        "ledger/ledger_time.py Watch.keep_and_narrow: reading.after - last.before <= clocks.FRESH -> (reading.after - last.before < clocks.FRESH)",
         "ledger/ready_calls.py rules_named_by_ready: 1000 -> 1001",
         "ledger/ready_calls.py forget_news: 1000 -> 1001",
         "ledger/settings.py _Sign.is_silent: moment - self.since > SILENCE -> (moment - self.since >= SILENCE)",

@@ -376,12 +376,12 @@ def test_a_jump_that_a_worker_reads_is_left_for_a_look_and_no_earlier_slot_is_be
     two_clocks: Clocks,
 ) -> None:
     watch, before = ledger_time.watch("default"), ledger_time.now("default")
-    _, steady_from = watch.take_in(ledger_time.read("default"))
+    _, steady_from = watch.keep_and_narrow(ledger_time.read("default"))
     two_clocks.pass_by(1)
-    assert watch.take_in(ledger_time.read("default"))[1] == steady_from
+    assert watch.keep_and_narrow(ledger_time.read("default"))[1] == steady_from
     two_clocks.jump(60)
     off = ledger_time.read("default")
-    assert watch.take_in(off) == (off, off.at)
+    assert watch.keep_and_narrow(off) == (off, off.at)
     watch.look()
     assert ledger_time.now("default") - before < timedelta(seconds=2)
 
@@ -1032,7 +1032,7 @@ def test_who_is_new_waits_from_when_its_first_look_has_ended(
         return shown(using)
 
     monkeypatch.setattr(database, "clock_sql", connects)
-    assert others.be("newcomer").settles_in() > 0.5
+    assert others.be("newcomer").seconds_to_settle() > 0.5
     two_clocks.pass_by(0.5)
     others.look("dispenser")
     others.be("newcomer")
@@ -1071,7 +1071,7 @@ def test_who_was_frozen_before_its_pass_counts_as_new_and_releases_nothing_yet(
     two_clocks.jump(jump)
     frozen = others.be("frozen")
     assert not release("default", ["r"]).released
-    assert frozen.settles_in() > 0.5
+    assert frozen.seconds_to_settle() > 0.5
 
 
 def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
@@ -1137,7 +1137,7 @@ def test_a_jump_that_a_slow_reading_hides_is_not_credited(two_clocks: Clocks) ->
     two_clocks.pass_by(3)
     seen = database.to_us(two_clocks.ledger) + 2_000_000
     slow = clocks.Reading(seen, before, two_clocks.mono + 3, last.moved)
-    assert (watch.credited(slow) - last.at) / 1_000_000 < 1 + 0.02
+    assert (watch.keep_and_credit(slow) - last.at) / 1_000_000 < 1 + 0.02
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["a dispenser's", "a command's"])

@@ -23,14 +23,14 @@ def error_of(one: Reading) -> float:
 def test_readings_make_each_other_narrower_but_none_from_before_others_moved_the_ledger() -> None:
     watch = Watch("default")
     for after_s in (0, SETTLED, SETTLED + 1):
-        watch.take_in(reading(after_s, 0.0001))
-    assert error_of(watch.take_in(reading(SETTLED + 2, 0.01))[0]) < 0.0005
-    assert error_of(watch.take_in(reading(SETTLED + 2.5, 0.01, moved=1))[0]) > 0.009
+        watch.keep_and_narrow(reading(after_s, 0.0001))
+    assert error_of(watch.keep_and_narrow(reading(SETTLED + 2, 0.01))[0]) < 0.0005
+    assert error_of(watch.keep_and_narrow(reading(SETTLED + 2.5, 0.01, moved=1))[0]) > 0.009
 
 
 def test_what_was_read_while_new_is_not_gone_by_once_others_have_moved_the_ledger() -> None:
     watch = Watch("default")
-    watch.take_in(reading(0, 0.0001))
-    assert watch.credited(reading(SETTLED / 2, 0.0001)) is not None
-    assert watch.credited(reading(SETTLED, 0.0001, moved=1)) is None
+    watch.keep_and_narrow(reading(0, 0.0001))
+    assert watch.keep_and_credit(reading(SETTLED / 2, 0.0001)) is not None
+    assert watch.keep_and_credit(reading(SETTLED, 0.0001, moved=1)) is None
     assert watch.wants_look

@@ -93,13 +93,13 @@ class World:
 
     def dispenser(self, lives: float, *, is_steady: bool = False) -> Process:
         watch, ends, looks_at = Watch("any"), self.time + lives, 0.0
-        yield watch.settles_in()
+        yield watch.seconds_to_settle()
         while self.time < ends:
             if watch.wants_look or self.time >= looks_at:
                 watch.look()
                 looks_at = self.time + 0.5
             watch.agree()
-            now = watch.credited(self.read(""))
+            now = watch.keep_and_credit(self.read(""))
             if now is not None and watch.is_agreed:
                 for one in self.charges:
                     early = now - one.at - round((self.time - one.truly) * SECOND)
@@ -114,16 +114,16 @@ class World:
     def worker(self, lives: float) -> Process:
         """It looks at no clock before it records: see `ledger_time.check_for_jump`."""
         watch, ends = Watch("any"), self.time + lives
-        watch.take_in(self.read(""))
+        watch.keep_and_narrow(self.read(""))
         yield self.pause(0.001, 0.1, 0.5, 1, 3)
         while self.time < ends:
             reading = self.read("")
-            is_known = watch.credited(reading) is not None and not watch.settles_in()
+            is_known = watch.keep_and_credit(reading) is not None and not watch.seconds_to_settle()
             if is_known and watch.is_agreed:
                 self.charges.append(Charge(reading.at, self.time))
                 yield self.pause(0.05, 0.3, 2, 10)
             watch.look()
-            if not watch.wants_look and not watch.settles_in():
+            if not watch.wants_look and not watch.seconds_to_settle():
                 watch.agree()
             yield ledger_time.SETTLED / 10
 
