@@ -52,7 +52,7 @@ M = TypeVar("M", bound=models.Model)
 
 def pks_in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
     """Primary keys in order, `size` at a time, each batch read when it is asked for. None is missed
-    because the caller changes those before it, so that they are no more among `rows`.
+    though the caller changes those before it so that they are no more among `rows`.
     """
     if rows.query.is_sliced:
         pks = sorted(rows.values_list("pk", flat=True))

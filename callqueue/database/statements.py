@@ -196,7 +196,7 @@ class Columns:
     def rows_of_update(
         self, update: str, params: Sequence[Any], source: str
     ) -> list[dict[str, Any]]:
-        """Run an UPDATE of locked rows; what it returns, or else a SELECT from this source."""
+        """Run an UPDATE of locked rows; these by name. `source`: FROM and WHERE that find them."""
         if is_postgresql(self.using):
             return self.rows_by_name(f"{update} RETURNING {self.sql}", params)
         run(self.using, update, params)
@@ -239,7 +239,7 @@ def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
 
 
 def skip_locked_sql(using: str) -> str:
-    """SQL for the end of a SELECT: lock its rows and pass over locked ones."""
+    """SQL for the end of a SELECT: lock its rows, pass over locked ones; where a database can."""
     features = connections[using].features
     if not features.has_select_for_update:
         return ""
@@ -374,8 +374,8 @@ def lazy_commit_sql(using: str) -> str:
 
 
 def idle_timeout_sql(using: str, seconds: int) -> str:
-    """SQL for the columns of a transaction's first SELECT: the server ends it once its process has
-    been silent for so long, as one that is frozen must not keep its locks for ever. "" on other
+    """SQL after the columns of a transaction's first SELECT: the server ends the transaction once
+    its process is silent for so long; a frozen one must not keep locks for ever. "" on other
     databases than PostgreSQL, and inside somebody else's transaction, which may be silent.
     """
     return "" if is_nested(using) else dialect(using).silent.format(seconds)

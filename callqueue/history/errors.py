@@ -33,7 +33,7 @@ class ErrorGroup:
 
 
 def read_groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
-    """What failed under a rule, NEWEST of each status, the largest first; whether there is more."""
+    """Groups of a rule's NEWEST failed calls a status, the largest first; are there more calls?"""
     found: dict[tuple[int, str], ErrorGroup] = {}
     is_partial = False
     for status in FAULTY:
@@ -54,7 +54,7 @@ def read_groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
 
 
 def read_pks(using: str, rule: str, name: str) -> list[int]:
-    """The numbers of the calls of a group, listed or not: others may have grown since it was."""
+    """The pks of a group's calls, be it still among the MOST largest or not; [] if it is gone."""
     found, _is_partial = read_groups(using, rule)
     return next((one.pks for one in found if one.name == name), [])
 

@@ -45,6 +45,7 @@ class CallAttempt(Table):
     queue = models.CharField(_("queue"), max_length=100, blank=True, default="")
     cost = models.JSONField(_("cost"), default=one_call)
     calls = models.PositiveIntegerField(_("cost in calls"), default=1, editable=False)
+    # Instants are in ledger time.
     released_at = models.DateTimeField(_("released"))
     # Not before this; NULL: at once.
     send_at = models.DateTimeField(_("to be sent at"), null=True, blank=True)

@@ -78,10 +78,12 @@ class CallQueue(Table):
     idempotency_key = models.UUIDField(default=new_idempotency_key, editable=False)
     first_sent_dt = models.DateTimeField(null=True, editable=False)
     callback_pending = models.BooleanField(default=False, editable=False)
-    # Until when somebody is sending the callback that is owed, or it is let be (NULL: it is not);
-    # whether its signals have gone; and when somebody may be asked again to send it.
+    # Until when the callback that is owed is one process's to send, or nobody's as it was refused
+    # (NULL: anybody's).
     callback_at = models.DateTimeField(null=True, editable=False)
+    # Whether the signals of this end have gone.
     callback_heard = models.BooleanField(default=False, db_default=False, editable=False)
+    # When a worker may be asked again to send the callback (NULL: at once).
     callback_ask_at = models.DateTimeField(null=True, editable=False)
     # When the rule's reconcile hook may be asked next of a call that is UNKNOWN (NULL: at once),
     # and how often it was.
