@@ -36,7 +36,7 @@ Pairs = Sequence[tuple[LimitLook, Gate]]
 
 @dataclass(frozen=True)
 class Forecast:
-    """`position` counts from 1; `release_at` is None where nobody can say, and `reason` why."""
+    """`reason`: what the call waits for, or why `release_at` is None. `position` is from 1 on."""
 
     reason: str
     position: int | None = None

@@ -152,8 +152,9 @@ class Columns:
     ) -> None:
         self.using = using
         self.names: list[str] = []
+        # alias, quoted name, and of a sealed column what selects it
         self._listed: list[tuple[str, str, Any]] = []
-        self._converters: list[tuple[int, Any, Any]] = []
+        self._converters: list[tuple[int, Any, Any]] = []  # place, converter, column
         for alias, (model, names) in tables.items():
             for name in names:
                 self._add_column(alias, name, model._meta.get_field(name))

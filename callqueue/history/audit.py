@@ -173,7 +173,7 @@ def new_use(limit: Limit) -> WindowUse:
 class WindowUse:
     """What takes up a limit from one instant to another: a window from when it was counted, a
     calendar window as a whole, a flight from begin to end. What goes in does so in order. Time in
-    which it stood at 0 for longer than `pause_us` is left out: nothing was waiting then.
+    which nothing was used for longer than `_pause_us` is left out: nothing was waiting then.
     """
 
     def __init__(self, limit: Limit) -> None:

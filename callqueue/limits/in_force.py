@@ -155,7 +155,7 @@ class Difference:
 
 
 def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
-    """Limits on which opinions, by holder, differ. Who has none of its rules says nothing."""
+    """Limits on which opinions, by holder, differ. Who has none of its rules has no say."""
     if len(opinions) < 2:
         return []
     said: dict[str, dict[str, str]] = {}

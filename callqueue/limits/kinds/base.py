@@ -60,7 +60,7 @@ def check_count(limit: object, name: str) -> None:
 
 
 def with_known_fields(declared: type[D]) -> type[D]:
-    """The dataclass, made to refuse a field it does not have with the nearest it has."""
+    """The dataclass, made to refuse a field that it does not have and suggest the nearest."""
     construct, known = declared.__init__, [f.name for f in fields(declared) if f.init]  # type: ignore[arg-type]
 
     @wraps(construct)
@@ -118,7 +118,7 @@ class Meter:
         return self.free_at(cost)
 
     def when_to_review(self, instant: Us) -> Us:
-        """When to ask once more of a cost that fits at this instant, as far as is known now."""
+        """When to ask again of a cost that, as known now, fits at `instant`: then, or earlier."""
         return instant
 
     def take(self, cost: int) -> None:
@@ -272,7 +272,7 @@ class Limit:
     def seconds_until_gone(
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
-        """Seconds until a backlog of `amount` has passed, by estimate; None: only a latency tells.
+        """Seconds until a backlog of `amount` has passed, by estimate; None: it needs a latency.
         `latency`: how long a call is charged before it ages, in seconds, 0 where it is not known.
         """
         if amount <= meter.free:

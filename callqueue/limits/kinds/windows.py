@@ -158,13 +158,13 @@ class FixedWindow(RateLimit):
 
     @property
     def jitter_us(self) -> int:
-        # Here it is what the provider's clock may be off, too, for which two per cent of a day
-        # would be much: so long would a day that is used up keep the next from beginning.
+        # Here it covers what the provider's clock may be off, too. Two per cent of a day would be
+        # much: for so long would a day that is used up keep back calls of the next.
         return min(super().jitter_us, MOST_JITTER * SECOND)
 
     @property
     def patience_us(self) -> int:
-        # What is not known to be counted when a window begins counts in it, too.
+        # An attempt that is not known to be counted before a window begins counts in it, too.
         return self.jitter_us
 
     def window(self, instant: Us) -> tuple[Us, Us]:
