@@ -22,7 +22,7 @@ from callqueue import conf
 M = TypeVar("M", bound=models.Model)
 T = TypeVar("T")
 TOGETHER = 250  # SELECTs that one statement joins; SQLite joins 500
-DEADLOCKS = 10  # deadlocks after which a victim gives up
+DEADLOCKS = 10  # times that a victim tries again
 _MYSQL_DEADLOCK, _POSTGRESQL_DEADLOCK = 1213, "40P01"
 _IN_ERROR = 3  # psycopg, and psycopg2, of a transaction that an error has undone
 

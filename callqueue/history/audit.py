@@ -51,7 +51,7 @@ class Audit:
     attempts: int  # how many were judged
 
     @property
-    def exceeded(self) -> Sequence[Finding]:
+    def over_limit(self) -> Sequence[Finding]:
         return [finding for finding in self.findings if finding.exceeded]
 
 
@@ -83,7 +83,7 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
     cut = now - since
     attempts = _read_attempts(using, book, to_us(cut), to_us(now))
     result = judge(book, attempts, to_us(now), cut + reading.moved * MICROSECOND)
-    for found in result.exceeded if tell else ():
+    for found in result.over_limit if tell else ():
         facts = {"highest": found.highest, "allowed": found.allowed}
         events.emit("limit_exceeded", limit=found.name, rule=found.rule, **facts)
     return result

@@ -68,9 +68,9 @@ class CallAttempt(Table):
     error_message = ToldTextField(_("error"), blank=True, default="")
     # The process that began it: a worker's, or one that `states.OF_PERMITS` marks.
     worker = models.CharField(_("worker"), max_length=100, blank=True, default="")
-    # What it was charged at its release, where it costs something else after all; pending until the
-    # tallies know.
+    # What it was charged at its release, where it costs something else after all; else NULL.
     charged = models.JSONField(null=True, editable=False)
+    # Whether the tallies are still to be told so.
     correction_pending = models.BooleanField(default=False, db_default=False, editable=False)
     # What it cost was told after its end, when the tallies may have let it go.
     settled = models.BooleanField(default=False, db_default=False, editable=False)

@@ -108,7 +108,7 @@ def test_a_budget_of_two_rules_counts_both_and_is_found_under_each() -> None:
         ("one", "shared", 2),
         ("two", "shared", 2),
     ]
-    assert not result.exceeded
+    assert not result.over_limit
 
 
 def test_attempts_that_were_answered_out_of_order_are_counted_in_order() -> None:
