@@ -139,8 +139,8 @@ class Reader:
                 kept.pop(name)
         return {STATUS_NAMES[name]: value for name, value in kept.items()}
 
-    def strings(self, key: str, is_sound: Callable[[str], object], wanted: str) -> tuple[str, ...]:
-        """A key's strings; notes each of which `is_sound` is false, or raises ValueError."""
+    def strings(self, key: str, is_sound: Callable[[str], object], flaw: str) -> tuple[str, ...]:
+        """A key's strings; notes `flaw` of each whose `is_sound` is false or raises ValueError."""
         value = self.values[key]
         if not isinstance(value, list | tuple | set | frozenset) or not all(
             isinstance(entry, str) and entry for entry in value
@@ -154,7 +154,7 @@ class Reader:
             except ValueError:
                 sound = None
             if not sound:
-                self.note(key, f"entry {place} of {len(value)} {wanted}")
+                self.note(key, f"entry {place} of {len(value)} {flaw}")
         return tuple(value)
 
     def secrets(self, rules: Mapping[str, Rule]) -> dict[str, SecretFor]:

@@ -23,7 +23,7 @@ from django.db.models.signals import post_init, pre_init
 from callqueue.database.statements import (
     is_postgresql,
     listed,
-    lock_free_ids_sql,
+    lock_ids_if_free_sql,
     placeholders,
     quoted,
     rows,
@@ -332,7 +332,7 @@ def update_free(
 ) -> int:
     """As `update_each`, for rows that nobody else has locked; the locked ones are passed over."""
     table, ids = quoted(using, model._meta.db_table), listed(one["pk"] for one in records)
-    free = lock_free_ids_sql(using, table, ids)
+    free = lock_ids_if_free_sql(using, table, ids)
     if is_postgresql(using):
         return update_each(model, using, records, f"t.id IN ({free}) AND {where}", params)
     with writing(using):

@@ -41,7 +41,7 @@ SILENCE = (
 
 
 def can_listen(using: str) -> bool:
-    """Whether to hear of sent calls: not on another vendor, in a transaction, behind a pooler."""
+    """Whether LISTEN works here: connected, to PostgreSQL, in no transaction, behind no pooler."""
     connection = connections[using]
     raw = connection.connection
     if not is_postgresql(using) or connection.in_atomic_block or raw is None:

@@ -249,7 +249,7 @@ def skip_locked_sql(using: str) -> str:
     )
 
 
-def lock_free_ids_sql(using: str, table: str, ids: str) -> str:
+def lock_ids_if_free_sql(using: str, table: str, ids: str) -> str:
     """A SELECT that locks those of these ids (as `listed` writes them) that nobody has locked."""
     return f"SELECT id FROM {table} WHERE id IN ({ids}) ORDER BY id{skip_locked_sql(using)}"
 
@@ -347,8 +347,8 @@ def _sqlite_transaction(connection: Any, mode: str) -> Iterator[None]:
 
 
 def again_after_deadlock(using: str, work: Callable[[], T]) -> T:
-    """Do work that is a transaction of its own, and again, up to DEADLOCKS times, where a deadlock
-    undid it whole. Inside the application's, which is undone too, the error is the application's.
+    """Do `work`, a transaction of its own; again, up to DEADLOCKS times, where a deadlock undid it.
+    Inside a transaction of the application's, all of which is undone, the error is raised.
     """
     # InnoDB locks gaps in a unique index, so that no order of ours keeps clear of others' there.
     for _ in range(0 if in_transaction(using) else DEADLOCKS):

@@ -61,7 +61,7 @@ _REFERENCE = rf"""
 
 
 def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
-    """Free deleted rows' space: on MySQL and SQLite if `full`, which rewrites and locks tables."""
+    """Free deleted rows' space, on MySQL and SQLite only if `full`: that rewrites, locks tables."""
     words = dialect(using).vacuum_full if full else dialect(using).vacuum
     # A vacuum takes the pages of indexes that it found empty out of use, and only the next one lets
     # them be used again (PostgreSQL's nbtree/README, "Placing deleted pages in the FSM"). That one

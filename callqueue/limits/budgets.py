@@ -212,7 +212,7 @@ def scopes_of(key: str) -> frozenset[tuple[str, str]]:
 
 
 def groups_of(rules: Iterable[str], sharers: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """By rule, all rules of its group, sorted. `sharers`: by budget, the rules that share it."""
+    """By rule, its whole group, sorted. `sharers`: of each budget, the rules that share it."""
     group = {rule: {rule} for rule in rules}
     for users in sharers:
         merged = set().union(*(group[user] for user in users))

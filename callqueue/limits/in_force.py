@@ -43,9 +43,9 @@ class Stated:
 
     def book(self, own: Book) -> Book:
         """What is in force for a process of these settings: its own limits, and all opinions'.
-        A limit counts every rule that any of them counts in it, and where they differ in it, all
-        must admit a call. Of one version, every process that has stated its opinion finds the same;
-        one that has not, where others have, finds the version OF_NOBODY.
+        A limit counts every rule that any opinion counts in it; where opinions differ in a limit,
+        every variant must admit a call. Of one version, all processes that have stated an opinion
+        find the same; one that has not, where others have, finds the version OF_NOBODY.
         """
         mine = opinion_of(own)
         digest = digest_of(mine)
