@@ -140,7 +140,7 @@ class Reader:
         return {STATUS_NAMES[name]: value for name, value in kept.items()}
 
     def strings(self, key: str, is_sound: Callable[[str], object], flaw: str) -> tuple[str, ...]:
-        """A key's strings; notes `flaw` of each whose `is_sound` is false or raises ValueError."""
+        """A key's strings. Notes `flaw` where `is_sound` of one is false or raises ValueError."""
         value = self.values[key]
         if not isinstance(value, list | tuple | set | frozenset) or not all(
             isinstance(entry, str) and entry for entry in value

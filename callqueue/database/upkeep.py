@@ -105,7 +105,7 @@ def lock_tables(using: str, tables: Sequence[str]) -> None:
 
 
 def drop_tables(using: str, tables: Sequence[str]) -> None:
-    """Drop all of callqueue's tables that are there, and the foreign keys that point at them, but
+    """Drop `tables`, all of callqueue's that exist, and the foreign keys that point at them, but
     no column and no row of a table that stays. In a transaction, which MariaDB and MySQL commit at
     each step. NotSupportedError where SQLite keeps a foreign key.
     """

@@ -234,7 +234,7 @@ class CallQueue(Table):
 
     @property
     def answer(self) -> Answer | None:
-        """What the last attempt that has ended was answered, read now; None where it was not."""
+        """What the last attempt that has ended was answered, read now; None if it was not."""
         ended = self.attempts.exclude(outcome__in=(states.OPEN, states.VOIDED))
         attempt = ended.order_by("-number", "-pk").first()
         return None if attempt is None else answer_of(attempt, UNREADABLE)
