@@ -177,7 +177,7 @@ class Limit:
     @property
     def jitter_us(self) -> int:
         """Microseconds; where `jitter` is None, 0.05 s or 2 % of the window, whichever is more. A
-        large one costs little: a call ages from its answer where that comes sooner.
+        large one costs no more than an answer takes: a call ages from its answer if that is sooner.
         """
         if self.jitter is not None:
             return round(self.jitter * SECOND)
