@@ -23,7 +23,7 @@ class UnknownRule(CallQueueError):
 
 
 class NotAllowed(CallQueueError):
-    """The host or address may not be called, by ALLOWED_HOSTS or ALLOWED_NETWORKS."""
+    """The call may not go there, by ALLOWED_HOSTS, ALLOWED_NETWORKS, its rule or its secrets."""
 
 
 class NotNow(CallQueueError):

@@ -39,7 +39,7 @@ class ToldTextField(models.TextField):  # type: ignore[type-arg]
         return super().get_db_prep_save(texts.storable_json(value), connection)
 
     def value_in_json(self, value: Any) -> Any:
-        """The value as it stands in a JSON document, which whoever writes it makes storable."""
+        """The value as it stands in a JSON document, all of which its writer makes storable."""
         return value
 
 
@@ -64,7 +64,7 @@ class _Sealed(models.TextField):  # type: ignore[type-arg]
         )
 
     def bind_row(self, value: Any, row: Any) -> Any:
-        """The value as `update` and the like want it: with its row's identity if it is sealed."""
+        """With its row's identity, as `update` wants it; as it is where nothing is to be sealed."""
         is_data = (
             conf.current().encryption_keys
             and value not in (None, "")
@@ -159,7 +159,7 @@ class SealedJSONField(_Sealed):
 
     def to_python(self, value: Any) -> Any:
         read = self.from_text(value) if isinstance(value, str) else value
-        if read is UNREADABLE:  # of what is to be stored, nothing would be left
+        if read is UNREADABLE:  # stored, it would replace what is to be stored
             why = models.JSONField.default_error_messages["invalid"]
             raise ValidationError(why, code="invalid")
         return read

@@ -36,7 +36,7 @@ Pairs = Sequence[tuple[LimitLook, Gate]]
 
 @dataclass(frozen=True)
 class Forecast:
-    """`position` counts from 1; `release_at` is None where nobody can say, and `reason` why."""
+    """`reason`: what the call waits for, or why `release_at` is None. `position` is from 1 on."""
 
     reason: str
     position: int | None = None
@@ -44,7 +44,7 @@ class Forecast:
 
 
 def has_room(using: str, rule: str, key: Any = "") -> bool:
-    """Whether a call of cost 1 would go now: room in every limit of this key, and no hold."""
+    """Whether limits and holds would let a call of cost 1 go now; those that wait do not count."""
     config = conf.current()
     text = check_key(key)
     config.rule(rule)  # else UnknownRule
@@ -60,7 +60,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
 
 def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     """The forecast of one call, as of now. `position` is None where it does not wait, or more than
-    CAP go before it. `tells_why_held`: whether to say a hold's reason; that there is one, all may.
+    CAP go before it. `tells_why_held`: whether a hold's reason is said; a hold itself always is.
     """
     using = call._state.db or "default"
     with database.one_snapshot(using):
@@ -120,7 +120,7 @@ def _read_account(
 
 
 def _fits(account: ledger.Account, rule: str, key: str, cost: Any, queues: Sequence[str]) -> bool:
-    """Whether the cost fits in every limit of its rule, on one of these queues at least."""
+    """Whether the cost fits now in every limit of the rule, on one of these queues at least."""
     book = account.book
     return any(
         all(
@@ -168,7 +168,7 @@ def _duration_in_words(passed: timedelta) -> str:
 
 
 def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | None, str]:
-    """In how many seconds its limits let it go (None: nobody can say), and what it waits for."""
+    """In how many seconds limits let the call go (None: nobody can say), what it waits for."""
     pairs = [
         (limit, _gate_for_call(call, limit, gate, ahead))
         for limit, gate in zip(rule.limits, rule.gates, strict=True)
@@ -188,7 +188,7 @@ def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float
 
 
 def _gate_for_call(call: CallQueue, limit: LimitLook, gate: Gate, ahead: Ahead) -> Gate:
-    """A limit as this call comes to it, behind those that go before it, by what all cost."""
+    """The limit's gate for this call, behind the calls before it, at the mean cost of them all."""
     kind, before = limit.budget.limit, ahead.calls
     if kind.is_keyed:
         gate, before = replace(gate, sizes=()), ahead.of_value.get(kind.per, before)
@@ -234,7 +234,7 @@ def _why_unforeseeable(
 
 
 def _reason(gates: Sequence[Gate], ahead: Ahead, binding: LimitLook | None, label: str) -> str:
-    """`label`: what holds it and those before longest, empty if not long; `binding`: it alone."""
+    """`label`: the slowest limit for it and those before, "" if soon; `binding`: for it alone."""
     others = max((round(g.before) + min(ahead.calls + 1, g.beside) for g in gates), default=0)
     count = ahead.calls + others
     before = (
@@ -312,7 +312,7 @@ def _ahead_in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, d
 
 
 def _ready_by_key(call: CallQueue, using: str, priorities: str) -> Counter[str]:
-    """By key, of CAP + 1 ready calls of its rule how many; `priorities`: SQL, its own the param."""
+    """By key, how many of its rule's ready calls, CAP + 1 in all. `priorities`: SQL, %s its own."""
     key = quoted(using, "key")
     found = rows(
         using,

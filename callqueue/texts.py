@@ -60,7 +60,7 @@ def worded(error: BaseException) -> str:
 
 
 def worded_reason(why: object) -> str:
-    """What a hook or a program gave as its reason, whatever that is: of an error as `worded`."""
+    """The reason a hook or a program gave, whatever it is: of an error `worded`, "" of None."""
     if isinstance(why, BaseException):
         return worded(why)
     try:
@@ -117,7 +117,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one's first 100 characters in any case, or None."""
+    """The known name most like this one's first 100 characters, letter case apart, or None."""
     folded = {one.casefold(): one for one in known}
     near = difflib.get_close_matches(name[:100].casefold(), folded, n=1, cutoff=0.5)
     return folded[near[0]] if near else None

@@ -112,7 +112,7 @@ def check_each(params: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
 
 
 def flaw_in(value: Any, bans: Iterable[Ban]) -> str:
-    """Why a value is no string without what is banned; "" where it is one, or a secret."""
+    """Why a value is refused: no string, or one with what is banned; "" else, and for a secret."""
     if isinstance(value, str):
         for pattern, why in bans:
             if pattern.search(value):

@@ -173,7 +173,7 @@ def _context_of_errors(rule: str, now: Any) -> dict[str, Any]:
     return {
         "groups": [
             {
-                "name": one.name,
+                "name": one.digest,
                 "status": CallQueue.Status(one.status).label,
                 "status_id": one.status,
                 "text": errors.message_to_show(one.message) or _("(no reason)"),

@@ -51,7 +51,7 @@ class Config:
     keep_response_bytes: int
     interval: float
     poll: float
-    in_workers: int
+    in_workers: int  # HTTP calls at once that a worker which releases makes itself
     release_lease: float
     grace: float
 
@@ -78,7 +78,7 @@ class Config:
         return self.rules[rule].queue_names[0] if rule in self.rules else ""
 
     def begun_lease(self, rule: Rule | None) -> float:
-        """Seconds that an attempt may take from its slot on; None: of a rule that is gone."""
+        """Seconds for an attempt from when it may be sent to its record; None: its rule is gone."""
         return (rule.total_timeout if rule else 0.0) + self.grace
 
 

@@ -53,7 +53,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Reader:
-    """Each method returns a key's value; where it notes what is wrong, that is of use to nobody."""
+    """Values of keys, checked. What a method returns after it noted a mistake is of no use."""
 
     def __init__(self, raw: Any) -> None:
         self.wrong: list[str] = []  # all that is wrong, not the first mistake alone
@@ -101,7 +101,7 @@ class Reader:
         return None if value is None else self.imported_callable("ROUTER", value)
 
     def imported_callable(self, key: str, value: Any) -> Any:
-        """The callable that it is or, a dotted path, names; None and a note where it is neither."""
+        """The callable that `value` is, or names by a dotted path; else a note, and None."""
         try:
             found = import_string(value) if isinstance(value, str) else value
         except Exception as error:
@@ -139,8 +139,8 @@ class Reader:
                 kept.pop(name)
         return {STATUS_NAMES[name]: value for name, value in kept.items()}
 
-    def strings(self, key: str, is_sound: Callable[[str], object], wanted: str) -> tuple[str, ...]:
-        """A list of strings, each of them sound; `is_sound` may raise ValueError."""
+    def strings(self, key: str, is_sound: Callable[[str], object], flaw: str) -> tuple[str, ...]:
+        """A key's strings. Notes `flaw` where `is_sound` of one is false or raises ValueError."""
         value = self.values[key]
         if not isinstance(value, list | tuple | set | frozenset) or not all(
             isinstance(entry, str) and entry for entry in value
@@ -154,7 +154,7 @@ class Reader:
             except ValueError:
                 sound = None
             if not sound:
-                self.note(key, f"entry {place} of {len(value)} {wanted}")
+                self.note(key, f"entry {place} of {len(value)} {flaw}")
         return tuple(value)
 
     def secrets(self, rules: Mapping[str, Rule]) -> dict[str, SecretFor]:

@@ -64,7 +64,7 @@ from callqueue.database.statements import (
     json_value,
     lazy_commit_sql,
     listed,
-    lock_free_ids_sql,
+    lock_ids_if_free_sql,
     locked,
     next_distinct,
     one_snapshot,

@@ -23,7 +23,7 @@ from django.db.models.signals import post_init, pre_init
 from callqueue.database.statements import (
     is_postgresql,
     listed,
-    lock_free_ids_sql,
+    lock_ids_if_free_sql,
     placeholders,
     quoted,
     rows,
@@ -51,8 +51,8 @@ M = TypeVar("M", bound=models.Model)
 
 
 def pks_in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
-    """Primary keys in order, `size` at a time, each batch read when it is asked for. None is missed
-    because the caller changes those before it, so that they are no more among `rows`.
+    """Primary keys in order, `size` at a time, each batch read when it is asked for; of a slice,
+    all at once. None is missed though the caller changes those before it, which may leave `rows`.
     """
     if rows.query.is_sliced:
         pks = sorted(rows.values_list("pk", flat=True))
@@ -180,7 +180,7 @@ def insert_each(
 def insert_objects(
     model: type[M], using: str, objects: Sequence[M], *, batch_size: int, unless_there: bool = False
 ) -> Sequence[M]:
-    """Insert objects, `batch_size` a statement, and give them their keys and database defaults.
+    """Insert objects, `batch_size` a statement; they get the keys and defaults that it returns.
     `unless_there`: those that a unique index refuses are left out, and none is given its key; a
     conflict that a snapshot hides is a serialization error then, or passes unseen.
     """
@@ -272,7 +272,7 @@ def update_each(
     *,
     unchanged: str = "",
 ) -> int:
-    """Update rows by primary key, each with values of its own; the count of rows that were there.
+    """Update rows by primary key, each with values of its own; the count of rows found.
 
     Each record maps field names to values and has "pk"; all have the same names in the same order.
     `where` is a further condition on columns of the table `t`, in SQL of this app's own, its values
@@ -332,7 +332,7 @@ def update_free(
 ) -> int:
     """As `update_each`, for rows that nobody else has locked; the locked ones are passed over."""
     table, ids = quoted(using, model._meta.db_table), listed(one["pk"] for one in records)
-    free = lock_free_ids_sql(using, table, ids)
+    free = lock_ids_if_free_sql(using, table, ids)
     if is_postgresql(using):
         return update_each(model, using, records, f"t.id IN ({free}) AND {where}", params)
     with writing(using):

@@ -76,7 +76,7 @@ def kept_connection(using: str) -> Iterator[None]:
 
 
 def _take_kept(using: str) -> Any:
-    """Make the kept one that was used last this thread's; the connection, closed if it failed."""
+    """This thread's connection, from now on the one kept last if any is; closed if it failed."""
     with suppress(IndexError):
         last = _kept_connections(using).pop()
         connections[using].close()

@@ -41,7 +41,7 @@ SILENCE = (
 
 
 def can_listen(using: str) -> bool:
-    """Whether to hear of sent calls: not on another vendor, in a transaction, behind a pooler."""
+    """Whether LISTEN works here: connected, to PostgreSQL, in no transaction, behind no pooler."""
     connection = connections[using]
     raw = connection.connection
     if not is_postgresql(using) or connection.in_atomic_block or raw is None:
@@ -80,7 +80,7 @@ def wait_for_notification(using: str, seconds: float) -> set[str]:
 
 
 def _take_notifications(raw: Any) -> set[str]:
-    # What came along with the answer to a statement: who waits to read would sleep over it.
+    # They may have come along with a statement's answer: to wait for more to read would miss them.
     if callable(raw.notifies):  # psycopg 3
         return {word.payload for word in raw.notifies(timeout=0)}
     said = {word.payload for word in raw.notifies}

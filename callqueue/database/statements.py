@@ -22,7 +22,7 @@ from callqueue import conf
 M = TypeVar("M", bound=models.Model)
 T = TypeVar("T")
 TOGETHER = 250  # SELECTs that one statement joins; SQLite joins 500
-DEADLOCKS = 10  # deadlocks after which a victim gives up
+DEADLOCKS = 10  # times that a victim tries again
 _MYSQL_DEADLOCK, _POSTGRESQL_DEADLOCK = 1213, "40P01"
 _IN_ERROR = 3  # psycopg, and psycopg2, of a transaction that an error has undone
 
@@ -152,8 +152,9 @@ class Columns:
     ) -> None:
         self.using = using
         self.names: list[str] = []
+        # alias, quoted name, and of a sealed column what selects it
         self._listed: list[tuple[str, str, Any]] = []
-        self._converters: list[tuple[int, Any, Any]] = []
+        self._converters: list[tuple[int, Any, Any]] = []  # place, converter, column
         for alias, (model, names) in tables.items():
             for name in names:
                 self._add_column(alias, name, model._meta.get_field(name))
@@ -196,7 +197,7 @@ class Columns:
     def rows_of_update(
         self, update: str, params: Sequence[Any], source: str
     ) -> list[dict[str, Any]]:
-        """Run an UPDATE of locked rows; what it returns, or else a SELECT from this source."""
+        """Run an UPDATE of locked rows; these by name. `source`: FROM and WHERE that find them."""
         if is_postgresql(self.using):
             return self.rows_by_name(f"{update} RETURNING {self.sql}", params)
         run(self.using, update, params)
@@ -239,7 +240,7 @@ def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
 
 
 def skip_locked_sql(using: str) -> str:
-    """SQL for the end of a SELECT: lock its rows and pass over locked ones."""
+    """SQL for the end of a SELECT: lock its rows, pass over locked ones; where a database can."""
     features = connections[using].features
     if not features.has_select_for_update:
         return ""
@@ -248,7 +249,7 @@ def skip_locked_sql(using: str) -> str:
     )
 
 
-def lock_free_ids_sql(using: str, table: str, ids: str) -> str:
+def lock_ids_if_free_sql(using: str, table: str, ids: str) -> str:
     """A SELECT that locks those of these ids (as `listed` writes them) that nobody has locked."""
     return f"SELECT id FROM {table} WHERE id IN ({ids}) ORDER BY id{skip_locked_sql(using)}"
 
@@ -346,8 +347,8 @@ def _sqlite_transaction(connection: Any, mode: str) -> Iterator[None]:
 
 
 def again_after_deadlock(using: str, work: Callable[[], T]) -> T:
-    """Do work that is a transaction of its own, and again, up to DEADLOCKS times, where a deadlock
-    undid it whole. Inside the application's, which is undone too, the error is the application's.
+    """Do `work`, a transaction of its own; again, up to DEADLOCKS times, where a deadlock undid it.
+    Inside a transaction of the application's, all of which is undone, the error is raised.
     """
     # InnoDB locks gaps in a unique index, so that no order of ours keeps clear of others' there.
     for _ in range(0 if in_transaction(using) else DEADLOCKS):
@@ -374,8 +375,8 @@ def lazy_commit_sql(using: str) -> str:
 
 
 def idle_timeout_sql(using: str, seconds: int) -> str:
-    """SQL for the columns of a transaction's first SELECT: the server ends it once its process has
-    been silent for so long, as one that is frozen must not keep its locks for ever. "" on other
+    """SQL after the columns of a transaction's first SELECT: the server ends the transaction once
+    its process is silent for so long; a frozen one must not keep locks for ever. "" on other
     databases than PostgreSQL, and inside somebody else's transaction, which may be silent.
     """
     return "" if is_nested(using) else dialect(using).silent.format(seconds)

@@ -61,7 +61,7 @@ _REFERENCE = rf"""
 
 
 def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
-    """Free deleted rows' space: on MySQL and SQLite if `full`, which rewrites and locks tables."""
+    """Free deleted rows' space, on MySQL and SQLite only if `full`: that rewrites, locks tables."""
     words = dialect(using).vacuum_full if full else dialect(using).vacuum
     # A vacuum takes the pages of indexes that it found empty out of use, and only the next one lets
     # them be used again (PostgreSQL's nbtree/README, "Placing deleted pages in the FSM"). That one
@@ -105,7 +105,7 @@ def lock_tables(using: str, tables: Sequence[str]) -> None:
 
 
 def drop_tables(using: str, tables: Sequence[str]) -> None:
-    """Drop all of callqueue's tables that are there, and the foreign keys that point at them, but
+    """Drop `tables`, all of callqueue's that exist, and the foreign keys that point at them, but
     no column and no row of a table that stays. In a transaction, which MariaDB and MySQL commit at
     each step. NotSupportedError where SQLite keeps a foreign key.
     """

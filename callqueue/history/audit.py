@@ -41,32 +41,32 @@ class Finding:
     used_share: float  # on average, from the first to the last call, pauses left out
     exceeded: bool
     value: str  # the key or queue with the highest use
-    counted: int
+    counted: int  # the cost of all
 
 
 @dataclass(frozen=True)
 class Audit:
     since: datetime  # by the database's clock
     findings: Sequence[Finding]
-    attempts: int
+    attempts: int  # how many were judged
 
     @property
-    def exceeded(self) -> Sequence[Finding]:
+    def over_limit(self) -> Sequence[Finding]:
         return [finding for finding in self.findings if finding.exceeded]
 
 
 @dataclass(slots=True)
 class Seen:
-    """An attempt as the audit sees it, in microseconds. An open one has no `finished`."""
+    """An attempt as the audit sees it, in microseconds. An open one has no `finished_at`."""
 
     rule: str
     key: str
     queue: str
     cost: Any
-    counted: Us
-    began: Us
-    finished: Us | None
-    released: Us = Us(0)
+    counted_at: Us
+    began_at: Us
+    finished_at: Us | None
+    released_at: Us = Us(0)
 
 
 def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool = True) -> Audit:
@@ -83,14 +83,14 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
     cut = now - since
     attempts = _read_attempts(using, book, to_us(cut), to_us(now))
     result = judge(book, attempts, to_us(now), cut + reading.moved * MICROSECOND)
-    for found in result.exceeded if tell else ():
+    for found in result.over_limit if tell else ():
         facts = {"highest": found.highest, "allowed": found.allowed}
         events.emit("limit_exceeded", limit=found.name, rule=found.rule, **facts)
     return result
 
 
 def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Audit:
-    """What attempts used of every limit in the book; they come about in the order of their ends."""
+    """What `attempts`, about in the order of their ends, used of every limit in the book."""
     budgets = {budget.id: _Audited(budget) for budget in book.all_budgets()}
     of_rule: dict[str, list[_Audited]] = {}
     for audited in budgets.values():
@@ -115,14 +115,14 @@ def _longest_lag_us(book: Book) -> int:
 def _by_instant(
     attempts: Iterable[Seen], flights: Container[str], now: Us, lag: int
 ) -> Iterator[tuple[Us, bool, int, Seen]]:
-    """By instants: each attempt when counted, and if its rule is of `flights` when begun (True)."""
-    # `lag`: how long after it was sent an attempt may end
+    """(instant, is_begin, number, attempt) by instant: when counted; of `flights`, when begun."""
+    # `flights`: rules; `lag`: how long after it was sent an attempt may end
     upcoming: list[tuple[Us, bool, int, Seen]] = []
     for number, seen in enumerate(attempts):
-        heapq.heappush(upcoming, (seen.counted, False, number, seen))
+        heapq.heappush(upcoming, (seen.counted_at, False, number, seen))
         if seen.rule in flights:
-            heapq.heappush(upcoming, (seen.began, True, number, seen))
-        horizon = (now if seen.finished is None else seen.finished) - lag
+            heapq.heappush(upcoming, (seen.began_at, True, number, seen))
+        horizon = (now if seen.finished_at is None else seen.finished_at) - lag
         while upcoming and upcoming[0][0] <= horizon:
             yield heapq.heappop(upcoming)
     while upcoming:
@@ -139,11 +139,11 @@ class _Audited:
 
     def charge(self, instant: Us, seen: Seen) -> None:
         cost = cost_of(seen.cost, self.limit.unit)
-        if cost and self.budget.counts(seen.rule, seen.released):
+        if cost and self.budget.counts(seen.rule, seen.released_at):
             value = self.budget.value_of(seen.key, seen.queue)
             if value not in self.uses:
                 self.uses[value] = new_use(self.limit)
-            end = FOREVER if seen.finished is None else seen.finished
+            end = FOREVER if seen.finished_at is None else seen.finished_at
             self.uses[value].add(instant, cost, end)
 
     def finding(self, rule: str) -> Finding:
@@ -173,7 +173,7 @@ def new_use(limit: Limit) -> WindowUse:
 class WindowUse:
     """What takes up a limit from one instant to another: a window from when it was counted, a
     calendar window as a whole, a flight from begin to end. What goes in does so in order. Time in
-    which it stood at 0 for longer than `pause_us` is left out: nothing was waiting then.
+    which nothing was used for longer than `_pause_us` is left out: nothing was waiting then.
     """
 
     def __init__(self, limit: Limit) -> None:
@@ -223,7 +223,7 @@ class BucketUse(WindowUse):
         n, period = self.limit.n, self.limit.period_us
         level = self._level + (0 if self._at is None else n * (instant - self._at))
         spilled = max(0, level - self._cap)
-        if spilled <= n * max(period, SECOND):
+        if spilled <= n * max(period, SECOND):  # what is more is a pause, and left out
             self._spilled += spilled
         self._at, self._level = instant, min(self._cap, level) - cost * period
         self.counted += cost
@@ -238,11 +238,11 @@ class BucketUse(WindowUse):
 
 
 def _read_attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
-    """Attempts of the book's rules by their end, no voided ones; last the begun, of all rules."""
+    """Ended attempts of the book's rules by end, none voided; then begun open ones of all rules."""
     cost_column = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
     rules = {rule for budget in book.all_budgets() for rule in budget.charging_rules}
     streams = [_read_ended_of_rule(using, cost_column, rule, cut) for rule in sorted(rules)]
-    yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
+    yield from heapq.merge(*streams, key=lambda seen: seen.finished_at or now)
     for row in _read_rows(using, cost_column, "finished_at IS NULL AND started_at IS NOT NULL", []):
         yield _seen_from_row(row, now)
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from callqueue import states, tables
 from callqueue.security.redaction import redact_text
 
-FAULTY = (states.FAILED, states.ERROR, states.UNKNOWN)
+STATUSES = (states.FAILED, states.ERROR, states.UNKNOWN)  # of calls that failed
 NEWEST = 5000  # calls of each status that are looked at
 COMPARED = 300  # characters of a text by which it is told from others
 REDACTED = 2000  # characters of a text that are looked at for what is secret, before it is shown
@@ -25,7 +25,7 @@ class ErrorGroup:
     """Calls of one status that failed alike."""
 
     status: int
-    name: str  # tells it from others
+    digest: str  # tells it from others
     message: str  # of the newest
     pks: list[int] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
@@ -33,10 +33,10 @@ class ErrorGroup:
 
 
 def read_groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
-    """What failed under a rule, NEWEST of each status, the largest first; whether there is more."""
+    """Groups of a rule's NEWEST failed calls a status, the largest first; are there more calls?"""
     found: dict[tuple[int, str], ErrorGroup] = {}
     is_partial = False
-    for status in FAULTY:
+    for status in STATUSES:
         rows = tables.calls(using).filter(rule=rule, status=status).order_by("-pk")
         # one that is retried has not ended: it failed soon after it was released
         at = "dispatched_at_dt" if status == states.ERROR else "finished_at_dt"
@@ -45,7 +45,8 @@ def read_groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
         for pk, key, message, ended in newest[:NEWEST]:
             text = text_in_common(message)
             one = found.setdefault(
-                (status, text), ErrorGroup(status, _group_name(status, text), message, last=ended)
+                (status, text),
+                ErrorGroup(status, _digest_of_group(status, text), message, last=ended),
             )
             one.pks.append(pk)
             one.keys.add(key)
@@ -53,10 +54,10 @@ def read_groups(using: str, rule: str) -> tuple[list[ErrorGroup], bool]:
     return sorted(found.values(), key=lambda one: -len(one.pks)), is_partial
 
 
-def read_pks(using: str, rule: str, name: str) -> list[int]:
-    """The numbers of the calls of a group, listed or not: others may have grown since it was."""
+def read_pks(using: str, rule: str, digest: str) -> list[int]:
+    """The pks of a group's calls, be it still among the MOST largest or not; [] if it is gone."""
     found, _is_partial = read_groups(using, rule)
-    return next((one.pks for one in found if one.name == name), [])
+    return next((one.pks for one in found if one.digest == digest), [])
 
 
 def message_to_show(message: str) -> str:
@@ -70,5 +71,5 @@ def text_in_common(message: str) -> str:
     return _OWN.sub(lambda own: "…" if any(map(str.isdecimal, own[0])) else own[0], text)
 
 
-def _group_name(status: int, text: str) -> str:
+def _digest_of_group(status: int, text: str) -> str:
     return hashlib.sha256(f"{status} {text}".encode()).hexdigest()[:16]

@@ -99,7 +99,7 @@ class Recent:
 
 
 def bound_of_share(buckets: Sequence[int], share: float) -> float | None:
-    """Seconds (inf: longer) that such a share of what is counted took at most; None: none is."""
+    """Seconds (inf: longer) that such a share of what is counted took at most; None: nothing is."""
     wanted, seen = share * sum(buckets), 0
     for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
         seen += count
@@ -209,7 +209,7 @@ def _count_ended(using: str, since: Us, until: Us, moved: int) -> Stretches:
 
 
 def _bucket_sql(length: str) -> str:
-    """SQL for the place of a length among BOUNDS; -1: unknown, or sent before it was due anew."""
+    """SQL for the place among BOUNDS of a length (in µs); -1: unknown, or sent before due anew."""
     cases = " ".join(
         f"WHEN {length} <= {round(bound * SECOND)} THEN {place}"
         for place, bound in enumerate(BOUNDS)
@@ -284,7 +284,7 @@ def _sums_of_counts(counts: Sequence[Any]) -> Sums:
 
 
 def read_quarters(using: str, rule: str, start: int, end: int) -> list[tuple[int, Sums]]:
-    """What a rule came to from `start` to `end`, by quarters of an hour, the oldest first."""
+    """(start, sums) of a rule's quarters of an hour, empty too, from that of `start` to `end`."""
     first = start // QUARTER_S * QUARTER_S
     found = {at: Sums() for at in range(first, end, QUARTER_S)}
     quarters = tables.sums(using).filter(rule=rule, width=QUARTER_S)

@@ -64,12 +64,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Book:
-    """All rules with their budgets and groups. In force may be more than these settings have."""
+    """Rules with their budgets and groups: of these settings, or of all that is in force."""
 
     rules: Mapping[str, Rule]
     budgets: Mapping[str, tuple[Budget, ...]]  # by rule
     groups: Mapping[str, tuple[str, ...]]  # by rule: the names in its group, sorted
-    # of this process's settings; rules that only others know are here without their fields
+    # the book of this process's settings (None: this one). Rules that only others have, of which
+    # nothing but the limits is known, are in `rules` with default fields
     own: Book | None = None
     version: int = 0  # of the settings in force
     # rules with a limit that this version of callqueue does not know
@@ -112,7 +113,7 @@ class Book:
         return replace(self, budgets=budgets)
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
-        """This book with rates that operators changed, by limit. Unknown limits are passed over."""
+        """This book with operators' rates by `known_as`; unknown and unfit ones are passed over."""
         if not rates:
             return self
         changed = {
@@ -150,7 +151,7 @@ def book_of(rules: Mapping[str, Rule]) -> Book:
 
 
 def with_rate(limit: Limit, rate: str | None) -> Limit:
-    """The limit with an operator's rate; as it is without, or where its kind takes no such one."""
+    """The limit with an operator's rate; as it is for None, or where its kind takes none such."""
     try:
         return limit if rate is None else limit.with_rate(rate)
     except ImproperlyConfigured:
@@ -165,7 +166,7 @@ def cost_of(cost: Cost, unit: str) -> int:
 
 
 def costs_more(cost: Cost, charged: Cost) -> bool:
-    """In any unit."""
+    """Whether `cost` is more than `charged` in any unit."""
     if cost == charged:
         return False
     units = {"calls", *(cost if isinstance(cost, Mapping) else ())}
@@ -173,7 +174,7 @@ def costs_more(cost: Cost, charged: Cost) -> bool:
 
 
 def larger_cost(one: Cost, other: Cost) -> Cost:
-    """The larger in each unit."""
+    """Of two costs the larger in each unit, as a mapping."""
     units = {"calls"}.union(*(cost for cost in (one, other) if isinstance(cost, Mapping)))
     return {unit: max(cost_of(one, unit), cost_of(other, unit)) for unit in sorted(units)}
 
@@ -204,14 +205,14 @@ def named_parts(key: str) -> Mapping[str, str]:
 
 @lru_cache(maxsize=16384)
 def scopes_of(key: str) -> frozenset[tuple[str, str]]:
-    """What a hold on this key may be laid on, as its `per` and value: the whole, or a part."""
+    """(per, value) of each hold by key that keeps this key back: on the whole, or on a part."""
     parts = {(name, value) for name, value in named_parts(key).items() if isinstance(value, str)}
     whole = {("key", key)} if key else set()
     return frozenset(whole | {part for part in parts if part[0] not in ("rule", "queue")})
 
 
 def groups_of(rules: Iterable[str], sharers: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """By rule, sorted, all in its group. `sharers`: of each budget, the rules that share it."""
+    """By rule, its whole group, sorted. `sharers`: of each budget, the rules that share it."""
     group = {rule: {rule} for rule in rules}
     for users in sharers:
         merged = set().union(*(group[user] for user in users))

@@ -25,7 +25,7 @@ Opinion = Mapping[str, Sequence[Mapping[str, Any]]]  # by rule: its limits, in t
 # microseconds after its release by which every attempt has ended: no timeout or lease is longer
 # than a day
 LATE = 4 * DAY
-# after an opinion has lapsed, by which every pass has read the clock that still went by it
+# microseconds after an opinion has lapsed, by which each pass that goes by it has read the clock
 LINGERS = 60 * SECOND
 # the version of a book whose settings are not in force: no pass may go by it
 OF_NOBODY = -1
@@ -43,9 +43,9 @@ class Stated:
 
     def book(self, own: Book) -> Book:
         """What is in force for a process of these settings: its own limits, and all opinions'.
-        A limit counts every rule that any of them counts in it, and where they differ in it, all
-        must admit a call. Of one version, every process that has stated its opinion finds the same;
-        one that has not, where others have, finds the version OF_NOBODY.
+        A limit counts every rule that any opinion counts in it; where opinions differ in a limit,
+        every variant must admit a call. Of one version, all processes that have stated an opinion
+        find the same; one that has not, where others have, finds the version OF_NOBODY.
         """
         mine = opinion_of(own)
         digest = digest_of(mine)
@@ -113,7 +113,7 @@ class _Union:
 
     def __init__(self, opinions: Sequence[Opinion], stated: Stated) -> None:
         self.limits: dict[str, _Joint] = {}  # by their ids in the settings
-        self.ids: dict[str, dict[str, None]] = {  # of every rule's limits, in its order
+        self.ids: dict[str, dict[str, None]] = {  # by rule, of its limits, in their order
             rule: {} for opinion in opinions for rule in opinion
         }
         for opinion in opinions:
@@ -155,7 +155,7 @@ class Difference:
 
 
 def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
-    """The limits on which these opinions, by who holds them, differ."""
+    """Limits on which opinions, by holder, differ. Who has none of its rules has no say."""
     if len(opinions) < 2:
         return []
     said: dict[str, dict[str, str]] = {}

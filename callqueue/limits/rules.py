@@ -241,7 +241,7 @@ def _wrong(owner: object, name: str, wanted: str) -> ImproperlyConfigured:
 
 
 def backoff(retry: Retry, failures: int, rand: float) -> float:
-    """Seconds before the next try after `failures` (1 and up) failed ones; `rand` is in [0, 1)."""
+    """Seconds before the next try after `failures` (1 and up) failed ones; `rand`: from 0 to 1."""
     # The jitter is "equal" of "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015):
     # unlike "full", it leaves a provider that just failed alone for a while.
     whole = min(retry.cap, _exponential_delay(failures, float(retry.base), float(retry.factor)))

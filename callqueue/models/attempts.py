@@ -45,6 +45,7 @@ class CallAttempt(Table):
     queue = models.CharField(_("queue"), max_length=100, blank=True, default="")
     cost = models.JSONField(_("cost"), default=one_call)
     calls = models.PositiveIntegerField(_("cost in calls"), default=1, editable=False)
+    # Instants are in ledger time.
     released_at = models.DateTimeField(_("released"))
     # Not before this; NULL: at once.
     send_at = models.DateTimeField(_("to be sent at"), null=True, blank=True)
@@ -67,9 +68,9 @@ class CallAttempt(Table):
     error_message = ToldTextField(_("error"), blank=True, default="")
     # The process that began it: a worker's, or one that `states.OF_PERMITS` marks.
     worker = models.CharField(_("worker"), max_length=100, blank=True, default="")
-    # What it was charged at its release, where it costs something else after all; pending until the
-    # tallies know.
+    # What it was charged at its release, where it costs something else after all; else NULL.
     charged = models.JSONField(null=True, editable=False)
+    # Whether the tallies are still to be told so.
     correction_pending = models.BooleanField(default=False, db_default=False, editable=False)
     # What it cost was told after its end, when the tallies may have let it go.
     settled = models.BooleanField(default=False, db_default=False, editable=False)

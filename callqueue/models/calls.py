@@ -51,6 +51,7 @@ class CallQueue(Table):
     key = models.CharField(_("key"), max_length=255, blank=True, default="")
     priority = models.SmallIntegerField(_("priority"), default=0)
     cost = models.JSONField(_("cost"), default=one_call)
+    # Instants are in wall time, but `reconcile_at` is in ledger time.
     created_dt = models.DateTimeField(_("created"), db_default=ClockNow(), editable=False)
     due_at_dt = models.DateTimeField(_("due"), db_default=ClockNow())
     # It is not to be begun after this; of a permit renewed while its process waits.
@@ -72,16 +73,18 @@ class CallQueue(Table):
     error_message = ToldTextField(_("last error"), blank=True, default="", editable=False)
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
     callback = models.CharField(_("callback"), max_length=255, null=True, blank=True)
-    # True once the call waits for nothing but its turn. A call that is due later, or that other
-    # code made, or of which it wrote when it is due or its status, is promoted.
+    # True once the call waits for nothing but its turn. Promotion sets it where one is due later,
+    # was made by other code, or had its due time or status written by such.
     ready = models.BooleanField(default=False, editable=False)
     idempotency_key = models.UUIDField(default=new_idempotency_key, editable=False)
     first_sent_dt = models.DateTimeField(null=True, editable=False)
     callback_pending = models.BooleanField(default=False, editable=False)
-    # Until when somebody is sending the callback that is owed, or it is let be (NULL: it is not);
-    # whether its signals have gone; and when somebody may be asked again to send it.
+    # Until when the callback that is owed is one process's to send, or nobody's as it was refused
+    # (NULL: anybody's).
     callback_at = models.DateTimeField(null=True, editable=False)
+    # Whether the signals of this end have gone.
     callback_heard = models.BooleanField(default=False, db_default=False, editable=False)
+    # When a worker may be asked again to send the callback (NULL: at once).
     callback_ask_at = models.DateTimeField(null=True, editable=False)
     # When the rule's reconcile hook may be asked next of a call that is UNKNOWN (NULL: at once),
     # and how often it was.
@@ -196,9 +199,9 @@ class CallQueue(Table):
 
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **how: Any) -> None:
         """As Django's; but of a row that is there, `status` and what else callqueue writes itself
-        are saved where `update_fields` names them: this instance may be from before the call was
-        released. So is `due_at_dt` where it is as it was read: a retry may be due. Another one is
-        looked at anew, as with `update`.
+        are saved only where `update_fields` names them: this instance may be from before the call
+        was released. So is a `due_at_dt` that is as it was read: a retry may have set another. With
+        a changed one the call is promoted anew, as by `update`.
         """
         using = how.get("using") or router.db_for_write(type(self), instance=self)
         fields = None if update_fields is None else {*update_fields}
@@ -231,7 +234,7 @@ class CallQueue(Table):
 
     @property
     def answer(self) -> Answer | None:
-        """What the last attempt that has ended was answered, read now; None where it was not."""
+        """What the last attempt that has ended was answered, read now; None if it was not."""
         ended = self.attempts.exclude(outcome__in=(states.OPEN, states.VOIDED))
         attempt = ended.order_by("-number", "-pk").first()
         return None if attempt is None else answer_of(attempt, UNREADABLE)

@@ -15,7 +15,7 @@ class Sum(models.Model):
     id = models.BigAutoField(primary_key=True)
     rule = models.CharField(max_length=100)
     width = models.PositiveIntegerField()
-    start = models.BigIntegerField()
+    start = models.BigIntegerField()  # in ledger time
     sent = models.BigIntegerField(default=0)
     done = models.BigIntegerField(default=0)
     failed = models.BigIntegerField(default=0)

@@ -21,7 +21,7 @@ class RuleState(models.Model):
     # Which group had the last pass, and how many holds were laid; of a group's first rule, by name,
     # also what the next pass of the group goes by (`ledger.memo`).
     memo = models.JSONField(default=dict, editable=False)
-    # Until when the rule's UNKNOWN calls are one worker's to ask its reconcile hook of.
+    # Until when the rule's UNKNOWN calls are one worker's to ask its hook of, in ledger time.
     reconciling_until = models.DateTimeField(null=True, editable=False)
 
     class Meta:
@@ -40,7 +40,7 @@ class LedgerState(models.Model):
 
     id = models.PositiveSmallIntegerField(primary_key=True)
     moved = models.BigIntegerField(default=0)
-    agreements = models.BigIntegerField(default=0)
+    agreements = models.BigIntegerField(default=0)  # a count
     agreed_at = models.BigIntegerField(default=0)  # of ledger time, since the epoch
 
     class Meta:
@@ -65,7 +65,7 @@ class SettingsState(models.Model):
 
 
 class OpinionState(models.Model):
-    """What some processes' settings say of the limits, as JSON. A lapsed one tells of before."""
+    """What some processes' settings say of the limits, as JSON; of a lapsed one, what they said."""
 
     digest = models.CharField(max_length=16, primary_key=True)
     limits = models.JSONField()
@@ -168,8 +168,8 @@ class Hold(models.Model):
         _("laid by"), max_length=16, choices=Source.choices, default=Source.OPERATOR
     )
     reason = ToldTextField(_("reason"), blank=True, default="")
+    # Both by ledger time.
     began_at = models.DateTimeField(_("since"), db_default=ClockNow())
-    # By ledger time.
     until = models.DateTimeField(
         _("until"), null=True, blank=True, help_text=_("empty: until it is resumed")
     )

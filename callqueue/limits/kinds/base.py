@@ -60,7 +60,7 @@ def check_count(limit: object, name: str) -> None:
 
 
 def with_known_fields(declared: type[D]) -> type[D]:
-    """The dataclass, made to refuse a field it does not have with the nearest it has."""
+    """The dataclass, made to refuse a field that it does not have and suggest the nearest."""
     construct, known = declared.__init__, [f.name for f in fields(declared) if f.init]  # type: ignore[arg-type]
 
     @wraps(construct)
@@ -118,7 +118,7 @@ class Meter:
         return self.free_at(cost)
 
     def when_to_review(self, instant: Us) -> Us:
-        """When to ask once more of a cost that fits at this instant, as far as is known now."""
+        """When to ask again of a cost that, as known now, fits at `instant`: then, or earlier."""
         return instant
 
     def take(self, cost: int) -> None:
@@ -176,8 +176,8 @@ class Limit:
 
     @property
     def jitter_us(self) -> int:
-        """Microseconds: where none is given, 0.05 s or 2 % of the window, whichever is more. It
-        costs no more than an answer takes: a call ages from that where it is sooner.
+        """Microseconds; where `jitter` is None, 0.05 s or 2 % of the window, whichever is more. A
+        large one costs no more than an answer takes: a call ages from its answer if that is sooner.
         """
         if self.jitter is not None:
             return round(self.jitter * SECOND)
@@ -229,8 +229,8 @@ class Limit:
 
     def aged_from(self, sent_at: Us | None, finished_at: Us | None) -> Us:
         """The latest instant at which the provider can have counted an attempt: `jitter` after its
-        last byte left, and never later than its answer; its answer alone where the limit is strict
-        or nothing was stamped.
+        last byte left, and never later than its answer. The answer alone, where there is one,
+        if the limit is strict; and where no `sent_at` is known.
         """
         if sent_at is None or (self.strict and finished_at is not None):
             assert finished_at is not None
@@ -247,7 +247,7 @@ class Limit:
         return self.meter(Usage(self.capacity - free, (), now, full), now)
 
     def level(self, usage: Usage, until: Us) -> int:
-        """What is left at `until`, open charges apart, as `Usage.level`; if it `keeps_level`."""
+        """`Usage.level` at `until` or a later last charge, open ones apart; if it `keeps_level`."""
         raise NotImplementedError
 
     @property
@@ -264,7 +264,7 @@ class Limit:
         return self
 
     def with_rate(self, rate: str) -> Self:
-        """This limit with another rate: what an operator's override makes."""
+        """This limit with a rate that an operator set; ImproperlyConfigured where it is none."""
         raise NotImplementedError
 
     # --- how a backlog goes through it; no release goes by this
@@ -272,15 +272,17 @@ class Limit:
     def seconds_until_gone(
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
-        """Seconds until a backlog of `amount` has passed, by estimate; None: latencies decide.
+        """Seconds until a backlog of `amount` has passed, by estimate; None: it needs a latency.
         `latency`: how long a call is charged before it ages, in seconds, 0 where it is not known.
         """
-        return 0.0 if amount <= meter.free else self.seconds_past_free(meter, amount, now, latency)
+        if amount <= meter.free:
+            return 0.0
+        return self.seconds_if_not_free(meter, amount, now, latency)
 
-    def seconds_past_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
-        """As `seconds_until_gone`, of an `amount` that is more than is free. Here every period room
-        opens in the same order: what is free now first, then each as its charge leaves. What is
-        open now is taken to have half of its time behind it.
+    def seconds_if_not_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+        """As `seconds_until_gone`, of an `amount` that is more than is free. Here room opens in
+        each period in the same order: what is free now first, then each as its charge leaves. What
+        is open now is taken to have half of its time behind it.
         """
         charged = latency or min(JITTER, self.jitter_us / SECOND)
         period = self.window_us / SECOND + charged
@@ -292,7 +294,7 @@ class Limit:
     def last_period(
         self, meter: Meter, amount: float, now: Us, latency: float
     ) -> tuple[float, float]:
-        """Seconds until the period begins in which the last of a backlog passes; how much then."""
+        """(Seconds until the period in which a backlog's last passes, how much passes then.)"""
         period = self.window_us / SECOND + (latency or min(JITTER, self.jitter_us / SECOND))
         full, last = divmod(max(0, math.ceil(amount) - 1), self.capacity)
         return full * period, last + 1

@@ -41,8 +41,8 @@ class TokenBucket(RateLimit):
 
     @property
     def window_us(self) -> int:
-        # Four times as long as the bucket takes to fill, and a hundred times the jitter: assuming
-        # the bucket empty that long ago then costs at most one percent of the rate.
+        # Four times as long as the bucket takes to fill, but at least a hundred times the jitter:
+        # to assume the bucket empty that long ago then costs at most one percent of the rate.
         full = 4 * self.burst * self.period_us // self.n
         return max(full, 100 * self.jitter_us, SECOND)
 
@@ -53,7 +53,7 @@ class TokenBucket(RateLimit):
 
     @property
     def patience_us(self) -> int:
-        # Meanwhile the others of its tokens are there.
+        # Until the news is there, the bucket has its other tokens to give.
         return (self.burst - 1) * self.period_us // self.n
 
     def meter(self, usage: Usage, now: Us) -> Meter:
@@ -63,7 +63,7 @@ class TokenBucket(RateLimit):
         return self.level_at(usage, until)[0]
 
     def level_at(self, usage: Usage, until: Us) -> tuple[int, Us]:
-        """What the bucket holds at `until` or, if later, its last charge, open ones apart; when."""
+        """(`Usage.level`, when): at `until` or, if later, the last charge; open ones apart."""
         cap, level, at = self.burst * self.period_us, usage.level, usage.since
         for leave, charges in groupby(usage.aged, key=itemgetter(0)):
             costs = [cost for _, cost in charges]
@@ -77,7 +77,7 @@ class TokenBucket(RateLimit):
             level, at = min(cap, level + self.n * (until - at)), until
         return level, at
 
-    def seconds_past_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def seconds_if_not_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         each = self.period_us / self.n / SECOND
         # the next token is there sooner than that, or later where some are owed
         at = meter.free_at(meter.free + 1)
@@ -99,8 +99,9 @@ class _BucketMeter(Meter):
         self._cap = limit.burst * limit.period_us
         self._level, self._at = limit.level_at(usage, now)
         self._open = usage.open
-        # as if it had been empty before the first charge; later it may be seen not to have been
-        self._forgets = usage.aged[0][0] + limit.window_us + 1 if usage.aged else None
+        # when the first charge is read no more: before it the bucket is taken as empty, so that
+        # without it the level may be found to be more
+        self._forgets_at = usage.aged[0][0] + limit.window_us + 1 if usage.aged else None
 
     @property
     def used(self) -> int:  # what is missing from the full bucket, rounded up, and what is open
@@ -108,7 +109,7 @@ class _BucketMeter(Meter):
 
     @property
     def free(self) -> int:
-        # What leaves last may do so only after now, and until then it fills.
+        # The last charge may leave only after now, and the bucket fills until then.
         level = self._level - self._refill * max(0, self._at - self._now)
         return max(0, level // self._period - self._open)
 
@@ -119,4 +120,4 @@ class _BucketMeter(Meter):
         return max(self._now, self._at - (self._level - wanted) // self._refill)
 
     def when_to_review(self, instant: Us) -> Us:
-        return instant if self._forgets is None else min(instant, Us(self._forgets))
+        return instant if self._forgets_at is None else min(instant, Us(self._forgets_at))

@@ -43,13 +43,14 @@ class SlidingWindow(RateLimit):
 
 
 class WindowMeter(Meter):
-    """A window, or none: charges leave one period after the instant they age from."""
+    """A charge leaves one period after it ages. A Concurrency has no window: `aged` is empty."""
 
     def __init__(
         self, n: int, open_cost: int, aged: Sequence[tuple[Us, int]], now: Us, period: int
     ) -> None:
         self._n, self._now, self._period, self._open = n, now, period, open_cost
         self._instants = [at for at, _ in aged]
+        # the cost that has left once what ages from each of these has
         self._leaving = list(accumulate(cost for _, cost in aged))
         self._aged = self._leaving[-1] if self._leaving else 0
 
@@ -157,13 +158,13 @@ class FixedWindow(RateLimit):
 
     @property
     def jitter_us(self) -> int:
-        # Here it is what the provider's clock may be off, too, for which two per cent of a day
-        # would be much: so long would a day that is used up keep the next from beginning.
+        # Here it covers what the provider's clock may be off, too. Two per cent of a day would be
+        # much: for so long would a day that is used up keep back calls of the next.
         return min(super().jitter_us, MOST_JITTER * SECOND)
 
     @property
     def patience_us(self) -> int:
-        # What is not known to be counted when a window begins counts in it, too.
+        # An attempt that is not known to be counted before a window begins counts in it, too.
         return self.jitter_us
 
     def window(self, instant: Us) -> tuple[Us, Us]:
@@ -188,7 +189,7 @@ class FixedWindow(RateLimit):
     def meter(self, usage: Usage, now: Us) -> Meter:
         return _CalendarMeter(self, usage, now)
 
-    def seconds_past_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def seconds_if_not_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         wanted = math.ceil((amount - meter.free) / self.n)
         first = instant = self.window(now)[1]
         counted = min(wanted, WINDOWS)
@@ -203,7 +204,7 @@ class FixedWindow(RateLimit):
         if amount <= meter.free:
             return 0.0, amount
         left = (amount - meter.free) % self.n
-        return self.seconds_past_free(meter, amount, now, latency), left or self.n
+        return self.seconds_if_not_free(meter, amount, now, latency), left or self.n
 
 
 class _CalendarMeter(Meter):

@@ -46,11 +46,11 @@ class Command(CallQueueCommand):
             )
         else:
             self._say_table(result)
-        if result.exceeded:
+        if result.over_limit:
             raise problem(
                 "exceeded: "
                 + ", ".join(
-                    f"{f.name} of {f.rule} ({f.highest}/{f.allowed})" for f in result.exceeded
+                    f"{f.name} of {f.rule} ({f.highest}/{f.allowed})" for f in result.over_limit
                 )
             )
 

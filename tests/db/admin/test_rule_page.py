@@ -220,7 +220,7 @@ def test_no_more_groups_are_listed_than_can_be_read(rules: Rules, root: Client) 
     others = len(words) - errors.MOST
     assert f"and {others} other reasons ({2 * others - 11} calls)" in text_of(shown)
     last = errors.read_groups("default", "pay")[0][-1]
-    assert "Requeue 1 call" in text_of(requeue_all(root, last.name))
+    assert "Requeue 1 call" in text_of(requeue_all(root, last.digest))
     assert "None of these calls" in text_of(requeue_all(root, "of nobody"))
 
 

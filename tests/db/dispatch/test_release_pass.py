@@ -186,7 +186,7 @@ def test_a_new_kind_of_limit_goes_through_everything(
     assert (limit.used, limit.free) == (most, 0)
     assert rule.drain_s()
     assert not CallQueue.objects.under_threshold("r", "k")
-    assert not audit.audit("default", since=timedelta(hours=1)).exceeded
+    assert not audit.audit("default", since=timedelta(hours=1)).over_limit
     assert CallQueue.objects.waiting()[0].forecast().reason
 
 

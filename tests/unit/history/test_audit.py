@@ -67,7 +67,7 @@ def test_the_highest_number_in_flight_is_exact() -> None:
     for counted in drawn():
         spans = [(at, 1 + at * cost % SECOND) for at, cost in counted]
         attempts = [seen(began, finished=began + length) for began, length in spans]
-        attempts.sort(key=lambda one: one.finished)
+        attempts.sort(key=lambda one: one.finished_at)
         at_once = (sum(b <= at < b + length for b, length in spans) for at, _ in spans)
         assert judged(Concurrency(3), attempts).highest == max(at_once, default=0)
 
@@ -108,7 +108,7 @@ def test_a_budget_of_two_rules_counts_both_and_is_found_under_each() -> None:
         ("one", "shared", 2),
         ("two", "shared", 2),
     ]
-    assert not result.exceeded
+    assert not result.over_limit
 
 
 def test_attempts_that_were_answered_out_of_order_are_counted_in_order() -> None:
