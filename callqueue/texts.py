@@ -52,11 +52,15 @@ def storable_json(value: Any) -> Any:
 
 def worded(error: BaseException) -> str:
     """What was raised, as "Type: its words". One whose words cannot be had has none."""
+    said = _said_by(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _said_by(error: BaseException) -> str:
     try:
-        said = str(error)
+        return storable(str(error))
     except BaseException:
-        said = ""
-    return storable(f"{type(error).__name__}: {said}") if said else type(error).__name__
+        return ""
 
 
 def worded_reason(why: object) -> str:
@@ -71,8 +75,7 @@ def worded_reason(why: object) -> str:
 
 def in_one_line(error: BaseException) -> str:
     """What was raised in its own words, in one line of at most 300 characters, or its type."""
-    text = " ".join(str(error).split())
-    return text[:300] or type(error).__name__
+    return " ".join(_said_by(error).split())[:300] or type(error).__name__
 
 
 def host_name() -> str:

@@ -292,6 +292,8 @@ def index_scans(using: str) -> Iterator[None]:
         if is_postgresql(using):
             rows(using, "SELECT set_config('enable_seqscan', 'off', true)")
         yield
+        # What is set ends with this transaction, not with a request's around it.
+        transaction.set_rollback(True, using=using)
 
 
 def _is_undone(connection: Any) -> bool:

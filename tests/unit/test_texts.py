@@ -98,6 +98,8 @@ def test_anything_that_is_raised_has_words() -> None:
         == "Wordless"
     )
     assert in_one_line(ValueError(" a\n\tb ")) == "a b"
+    assert in_one_line(ValueError("half a \ud83d")) == "half a \ufffd"
+    assert in_one_line(Wordless()) == "Wordless"
     assert (in_one_line(ValueError()), len(in_one_line(ValueError("x" * 999)))) == (
         "ValueError",
         300,
