@@ -156,7 +156,7 @@ def confirms_messages() -> bool:
 def transport_name(app: Any) -> str:
     try:
         named = str(app.connection_for_write().transport_cls)
-    except ImportError:  # of its package
+    except ImportError:  # its package is not installed
         named = str(app.conf.broker_write_url).partition(":")[0]
     return named.partition("+")[0].lower()
 
@@ -179,8 +179,8 @@ def _without_credentials(url: str) -> str:
 
 def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
     """Send the message of the task of this name, whether this process knows the task or not.
-    A task with an `apply_async` of its own is left to it, and may take somewhat longer. While tasks
-    run eagerly, and in a transaction, of which another thread sees nothing, it takes its time.
+    A task with an `apply_async` of its own is left to it, and may take somewhat longer. Such a task
+    in a transaction, of which no other thread sees anything, and an eager one have no time limit.
     """
     task = registered_task(app, name) if app.conf.task_always_eager else app.tasks.get(name)
     if task is None:
@@ -217,8 +217,8 @@ def import_tasks(app: Any) -> None:
 
 def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -> None:
     """Run the task of this name here, by Celery's tracer; a QueuedTask is queued. LookupError where
-    the project has none; TooMany while many hang. What takes longer is left to itself, and it and
-    what exits are taken as sent: who takes a message from a broker does so before he runs it.
+    the project has none; TooMany while many hang. What takes longer is left to itself. That, and
+    what exits, count as done: a message of a broker's is taken, too, before its task has run.
     """
     task = registered_task(app, name)
     if task is None:

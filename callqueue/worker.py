@@ -61,7 +61,7 @@ class Seat:
         self._own_number = -1.0
 
     def take(self, *, is_idle: bool) -> bool:
-        """Have it, if no process has, or one that computes or is silent has, and this `is_idle`."""
+        """Have it if it is free, or, where this `is_idle`, if who has it computes or is silent."""
         number, said_at, computes = self._said
         if not self._try_lock(number):
             is_left = computes or time.monotonic() - said_at > SILENT
@@ -81,6 +81,7 @@ class Seat:
         return self._own_number == self._said[0]
 
     def give_sign(self, *, computes: bool) -> None:
+        """Where it is held here, say so to the others, and whether its holder computes."""
         if self.is_held_here():
             self._said[2], self._said[1] = computes, time.monotonic()
 
@@ -148,7 +149,8 @@ class Releaser:
 
     def _run(self) -> None:
         """Release while it has the seat; try to have it, until this process ends."""
-        with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
+        # A pass has to be some time after the first look at the clock, so that is now.
+        with suppress(DatabaseError, InterfaceError):
             ledger_time.watch(self.using).settles_in()
             if self.seat.was_never_taken:
                 _bury_dead(self.using, self.seat)
@@ -175,12 +177,13 @@ class Releaser:
             time.sleep(WAIT)
 
     def _give_signs(self) -> None:
-        """Say that it has the seat. Who releases may have to wait for a database, so not there."""
+        """Say again and again that it has the seat. Who releases may be waiting for a database."""
         while self.seat.is_held_here():
             self.seat.give_sign(computes=self.kind == alive.BUSY)
             time.sleep(WAIT)
 
     def _wait_and_release(self) -> None:
+        """Wait while another is to release; then release until this one is outranked or to stop."""
         while not self._has_to_stop() and self._is_outranked():
             time.sleep(LOOK)
         if self._has_to_stop():
@@ -198,7 +201,7 @@ class Releaser:
             self.is_releasing = False
 
     def _is_outranked(self) -> bool:
-        """Whether another is to release, after the dead of this host have left."""
+        """Have the dead leave; whether another is to release. No, where the database is away."""
         try:
             _bury_dead(self.using, self.seat, overdue=OVERDUE)
             return alive.is_outranked(self.using, self.kind, self.seat.name, releases=False)
@@ -218,9 +221,9 @@ class Releaser:
 
 
 def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
-    """Have workers of this host leave that were killed, whose last sign is `overdue` seconds
-    old: nobody need wait for them. One that runs, and is taken for dead since another container has
-    the same host's name, says so with its next sign of life.
+    """Have workers of this host leave that were killed, and whose last sign is at least `overdue`
+    seconds old: nobody need wait for them. One that runs, and is taken for dead since another
+    container has the same host's name, says so with its next sign of life.
     """
     latest = ledger_time.now(using) - timedelta(seconds=overdue)
     for sign in alive.running_dispensers(using) if fcntl is not None else ():

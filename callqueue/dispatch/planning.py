@@ -36,7 +36,7 @@ class Plan:
     unfit: Mapping[int, str] = field(default_factory=dict)
 
     def drop_workers_calls(self) -> None:
-        """Drop workers' calls, as this pass publishes none; with any, `kept_back`: perhaps by them."""
+        """Drop workers' calls, which nobody here publishes, and if any, what they may keep back."""
         own = [call for call in self.releases if call.has_maker]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
