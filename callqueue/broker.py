@@ -66,12 +66,12 @@ def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
     """Send a task in a thread, or run it `in_this_process`; if eager, here. Refused: dropped."""
     from celery import current_app
 
-    if current_app.conf.task_always_eager and not is_in_this_process():
+    if current_app.conf.task_always_eager and not is_bypassed():
         current_app.tasks[name].apply_async(args)
         return
     with _sending:
         _unsent.append((name, args, queue))
-        most = RUNNERS if is_in_this_process() else SENDERS
+        most = RUNNERS if is_bypassed() else SENDERS
         idle = [i for i in range(most) if i not in _senders or not _senders[i].is_under_way]
         if idle:
             number = idle[0]
@@ -103,12 +103,12 @@ def _send_or_drop(name: str, args: tuple[Any, ...], queue: str) -> None:
 
     try:
         task = current_app.tasks[name]
-        if is_in_this_process():
+        if is_bypassed():
             task(*args)
         else:
             send(task, args, queue=queue, lasts=BESIDE_LASTS, expires=BESIDE_EXPIRES)
     except Exception as error:
-        if is_in_this_process():  # what it was to announce is still owed
+        if is_bypassed():  # what it was to announce is still owed
             events.emit("listener_failed", receiver=name, error=type(error).__name__)
             return
         why = why_away(current_app, error)
@@ -125,7 +125,7 @@ def in_this_process() -> Iterator[None]:
         _here.pop()
 
 
-def is_in_this_process() -> bool:
+def is_bypassed() -> bool:
     return bool(_here)
 
 

@@ -56,12 +56,12 @@ class Seat:
         self.worker = os.getpid()
         self.name = name_of_process(self.worker)  # by which other workers know who has it
         self._file = _anonymous_file()  # it is open as long as the worker runs
-        # shared: the number, when who has it said something, and whether that was that it computes
+        # shared: the last number; when (monotonic) its holder spoke last; whether that one computes
         self._said = memoryview(mmap.mmap(-1, 24)).cast("d")
         self._own_number = -1.0
 
     def take(self, *, is_idle: bool) -> bool:
-        """Have it if it is free, or, where this `is_idle`, if who has it computes or is silent."""
+        """Have it, if free or, for one that `is_idle`, left by one that computes or is silent."""
         number, said_at, computes = self._said
         if not self._try_lock(number):
             is_left = computes or time.monotonic() - said_at > SILENT
@@ -118,7 +118,7 @@ class Stop(threading.Event):
 
 
 class Releaser:
-    """What releases in this process of a worker, in a thread of its own, when that is its turn."""
+    """Releases in this process of a worker, in a thread of its own, while that has the seat."""
 
     def __init__(self, using: str, seat: Seat) -> None:
         self.using, self.seat, self.pid = using, seat, os.getpid()
@@ -273,7 +273,7 @@ def _worker_begins(**_: Any) -> None:
 
 
 def _process_begins(**_: Any) -> None:
-    """Begin to release, but not in the worker's own process, of which the solo pool says so too."""
+    """Begin to release. Not in the worker's own process, where the solo pool sends this signal."""
     if _seat is not None and _seat.worker != os.getpid():
         _begin_releasing()
 
@@ -287,14 +287,14 @@ def _worker_is_ready(sender: Any, **_: Any) -> None:
 
 
 def _worker_has_ended(**_: Any) -> None:
-    """Take leave: others need not wait for its silence, and perhaps no process had the seat."""
+    """Take leave, as perhaps no process had the seat to do so: others need not wait for silence."""
     if _seat is not None and _is_to_release_here():
         with suppress(DatabaseError, InterfaceError):
             note_dispenser_gone(str(CallQueue.objects.db_for_write), _seat.name)
 
 
 def _task_begins(task_id: str, task: Any, kwargs: Any, **_: Any) -> None:
-    """Note when it began, but not of one that has HTTP calls made: it is soon done, or waits."""
+    """Note when a task began; not one that has HTTP calls made: that is soon done, or waits."""
     own = _releaser_here()
     if own is not None and (task.name != MAKE_API_CALL or (kwargs or {}).get("here")):
         own.tasks[task_id] = time.monotonic()

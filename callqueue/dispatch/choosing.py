@@ -78,8 +78,8 @@ def workers_may_be_behind(open_attempts: int) -> bool:
 
 
 def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int:
-    """How many more attempts may be released: some on trust, and as many as workers begun lately;
-    where nobody seems to listen, one at a time, which is begun as soon as somebody does.
+    """How many more attempts may be released: some on trust and as many as were begun lately, less
+    those unbegun. Where nobody seems to listen, one at a time: begun as soon as somebody does.
     """
     now = from_us(account.now)
     lately = now - timedelta(seconds=min(LATELY, lease / 4))
@@ -136,7 +136,7 @@ def choose(
     sake: tuple[str, int] | None = None,
     room: Room = ROOMY,
 ) -> Plan:
-    """Choose at most about `batch` releases of each rule. As many statements, whatever waits.
+    """Choose about `batch` releases of each rule at most, in as many statements whatever waits.
     `served`: when each rule was served last. `room`: of whoever makes the calls. `sake`: a rule and
     a priority, where the pass is for a call that has its maker: nothing is looked at that cannot go
     before it, and only what has its maker goes.

@@ -191,7 +191,7 @@ class Chores:
     def _ask_to_reconcile(self) -> None:
         # Workers do it, since it takes the network; or one thread of this process, where it makes
         # all calls: hooks that hang would take more.
-        most = 1 if broker.is_in_this_process() else None
+        most = 1 if broker.is_bypassed() else None
         for queue in reconcile.queues_wanted(self.using)[:most]:
             broker.send_beside(broker.RECOVER, (self.using,), queue=queue)
 

@@ -197,7 +197,7 @@ class Dispenser:
         self.membership.leave()
 
     def wait_until_clock_settles(self, stop: threading.Event) -> None:
-        # Only others can have seen a jump of just before this process. By then they have looked.
+        # Only others can have seen a jump just before this process came. They look this often.
         left = ledger_time.watch(self.using).settles_in()
         if left > 0 and has_other_dispensers(self.using, self.name):
             stop.wait(left)

@@ -136,7 +136,7 @@ class KeysInTurn:
                         self._cut[rule, *turn.pair] = n
                 elif not n:
                     self._block(turn, budget, value)
-                    return 0  # another may have room, and would block it until now
+                    return 0  # another budget may have room, and would let it wait until now
                 least = min(least, n)
         return least
 
@@ -158,7 +158,7 @@ class KeysInTurn:
         scope, meter = (budget.id, value), self.account.meter(budget, value)
         instant = meter.known_free_at(cost)
         if budget.id in self.account.tallies:
-            # by `latest` in `_give_and_wake_turns`, or each pass would wake it
+            # not past `latest` in `_give_and_wake_turns`, or each pass would wake it
             again_at = min(
                 instant or self.now + ready_calls.AT_LEAST,
                 self.now + budget.limit.window_us + ready_calls.LIFTED,
@@ -176,7 +176,7 @@ class KeysInTurn:
 
     def _block_kept_back(self, made: Plan) -> None:
         """Block the keys that the plan kept back, for what the first of each scope waits for."""
-        first: dict[Scope, int] = {}  # what it costs: those behind it wait as long
+        first: dict[Scope, int] = {}  # the cost of the first: those behind it wait for as much
         waiting, hasty = defaultdict[Scope, list[int]](list), set[Scope]()
         for candidate, budget in made.kept_back:
             value, own = budget.value_of(candidate.key, ""), budget.charge_of(candidate.cost)
