@@ -246,6 +246,7 @@ def _split_unfit(
 
 
 def _why_unfit(call: Candidate, rule: str, book: Book) -> str | None:
+    """Why no instant will ever admit the call, in words for its owner; None: some may."""
     if call.cost == 1:
         return None
     try:

@@ -296,6 +296,7 @@ class Dispenser:
         group.put_off(time.monotonic() + AWAY)
 
     def _poll_ready_if_due(self) -> None:
+        """Wake the groups that rest, and have rested long enough, where calls are ready."""
         now = time.monotonic()
         if now < self._poll_at:
             return
@@ -464,7 +465,7 @@ class OwnSign:
 def give_sign_of_life(
     using: str, name: str, kind: str = "", broker: str = "", digest: str = ""
 ) -> OwnSign | None:
-    """Write a dispenser's sign. Returns it; None: the clock has jumped, so it proves nothing."""
+    """Write a dispenser's sign. Returns it; None, if it proves nothing: the clock may be off."""
     reading = ledger_time.read(using)
     has_jumped = ledger_time.watch(using).credited(reading) is None
     now = from_us(reading.at)
@@ -529,7 +530,7 @@ def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
 
 
 def hold_everything(using: str) -> None:
-    """Hold every rule of these settings until nothing forgotten can count: for its longest window,
+    """Hold each rule of these settings until what was forgotten has aged: for its longest window,
     or a call's time if longer. No pause shortens this: `control.resume(restored=True)` ends it.
     """
     config, book = conf.current(), book_in_force(using)

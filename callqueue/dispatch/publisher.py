@@ -109,7 +109,7 @@ class Outbox:
         self._note_end_of_sending(group, error)
 
     def notice_if_done(self, group: RuleGroup, within: float = 0.0) -> None:
-        """Wait `within` seconds; notice if its messages are sent or refused. Raises as `send`."""
+        """Wait `within` seconds; notice if its messages are sent, or refused. Raises as `send`."""
         sending = group.sending
         if sending is None or not sending.done.wait(within):
             return

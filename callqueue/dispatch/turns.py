@@ -77,8 +77,8 @@ class KeysInTurn:
         )
 
     def _give_and_wake_turns(self) -> None:
-        # Turns for the keys of which there is news, and for all that have calls ready of a rule
-        # whose keys took none by these settings. Then those are woken that may go by now.
+        # A turn for each key of which there is news; and for all with calls ready, of a rule whose
+        # keys took no turns so far. Then those are woken that may go by now.
         memo, tallies = self.account.memo, self.account.tallies.values()
         begun = {rule: ready_calls.FIRST for rule in self.in_turn if rule not in memo.in_turn}
         last = {
@@ -207,7 +207,7 @@ class KeysInTurn:
         self._blocked[turn.pk] = (ready_calls.HOLD, until)
 
     def _save_turns(self, places: Sequence[Place], released: Mapping[Place, int]) -> None:
-        # behind those that are new, and whoever went last is last
+        # served keys go behind new ones, in the order in which they were served
         ordered = enumerate((place for place in places if place in self._turns), start=1)
         served = {self._turns[place].pk: self.now + n for n, place in ordered}
         self._spent += [

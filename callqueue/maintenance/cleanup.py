@@ -133,9 +133,8 @@ def _overdue_calls(using: str, status: int, cut: datetime) -> Any:
 
 
 def _keys_in_batches(rows: Any, size: int) -> Iterator[list[int]]:
-    """Primary keys in the order in which calls ended, `size` at a time; what is deleted in between
-    is not met again. In that order, of an index, no database reads all of them for each batch.
-    """
+    """Primary keys of calls, each once, `size` at a time, in the order in which the calls ended."""
+    # That is the order of an index: no database reads all of them for each batch.
     after = Q()
     while found := list(
         rows.filter(after)
