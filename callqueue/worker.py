@@ -61,7 +61,7 @@ class Seat:
         self._own_number = -1.0
 
     def take(self, *, is_idle: bool) -> bool:
-        """Have it, if free or, for one that `is_idle`, left by one that computes or is silent."""
+        """Try to have it: free or, where this `is_idle`, had by one that computes or is silent."""
         number, said_at, computes = self._said
         if not self._try_lock(number):
             is_left = computes or time.monotonic() - said_at > SILENT
