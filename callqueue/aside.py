@@ -9,7 +9,7 @@ from typing import Any
 
 from callqueue import database
 
-MOST_LEFT = 64  # threads of one name that are left behind at once
+MOST_LEFT = 64  # threads of one name that are left behind at once, at most
 
 
 class Errand:

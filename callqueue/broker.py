@@ -66,12 +66,12 @@ def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
     """Send a task in a thread, or run it `in_this_process`; if eager, here. Refused: dropped."""
     from celery import current_app
 
-    if current_app.conf.task_always_eager and not is_in_this_process():
+    if current_app.conf.task_always_eager and not is_bypassed():
         current_app.tasks[name].apply_async(args)
         return
     with _sending:
         _unsent.append((name, args, queue))
-        most = RUNNERS if is_in_this_process() else SENDERS
+        most = RUNNERS if is_bypassed() else SENDERS
         idle = [i for i in range(most) if i not in _senders or not _senders[i].is_under_way]
         if idle:
             number = idle[0]
@@ -103,12 +103,12 @@ def _send_or_drop(name: str, args: tuple[Any, ...], queue: str) -> None:
 
     try:
         task = current_app.tasks[name]
-        if is_in_this_process():
+        if is_bypassed():
             task(*args)
         else:
             send(task, args, queue=queue, lasts=BESIDE_LASTS, expires=BESIDE_EXPIRES)
     except Exception as error:
-        if is_in_this_process():  # what it was to announce is still owed
+        if is_bypassed():  # what it was to announce is still owed
             events.emit("listener_failed", receiver=name, error=type(error).__name__)
             return
         why = why_away(current_app, error)
@@ -125,7 +125,7 @@ def in_this_process() -> Iterator[None]:
         _here.pop()
 
 
-def is_in_this_process() -> bool:
+def is_bypassed() -> bool:
     return bool(_here)
 
 
@@ -156,7 +156,7 @@ def confirms_messages() -> bool:
 def transport_name(app: Any) -> str:
     try:
         named = str(app.connection_for_write().transport_cls)
-    except ImportError:  # of its package
+    except ImportError:  # its package is not installed
         named = str(app.conf.broker_write_url).partition(":")[0]
     return named.partition("+")[0].lower()
 
@@ -179,8 +179,8 @@ def _without_credentials(url: str) -> str:
 
 def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
     """Send the message of the task of this name, whether this process knows the task or not.
-    A task with an `apply_async` of its own is left to it, and may take somewhat longer. While tasks
-    run eagerly, and in a transaction, of which another thread sees nothing, it takes its time.
+    A task with an `apply_async` of its own is left to it, and may take somewhat longer. Such a task
+    in a transaction, of which no other thread sees anything, and an eager one have no time limit.
     """
     task = registered_task(app, name) if app.conf.task_always_eager else app.tasks.get(name)
     if task is None:
@@ -217,8 +217,8 @@ def import_tasks(app: Any) -> None:
 
 def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -> None:
     """Run the task of this name here, by Celery's tracer; a QueuedTask is queued. LookupError where
-    the project has none; TooMany while many hang. What takes longer is left to itself, and it and
-    what exits are taken as sent: who takes a message from a broker does so before he runs it.
+    the project has none; TooMany while many hang. What takes longer is left to itself. That, and
+    what exits, count as done: a message of a broker's is taken, too, before its task has run.
     """
     task = registered_task(app, name)
     if task is None:

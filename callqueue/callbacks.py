@@ -67,7 +67,7 @@ def ask_to_announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
     for pk, rule in ended:
         by_queue.setdefault(config.queue_of(rule), []).append(pk)
     for queue, pks in by_queue.items():
-        most = FEW if broker.is_in_this_process() else MOST
+        most = FEW if broker.is_bypassed() else MOST
         for at in range(0, len(pks), most):
             broker.send_beside(broker.ANNOUNCE, (pks[at : at + most], using), queue=queue)
 
@@ -247,7 +247,7 @@ def _tell_backend(using: str, call_ids: Sequence[int], tell_results: TellResults
 
 def _send_callback(task: str, args: tuple[Any, ...]) -> bool:
     """Send a callback; whether the broker took it, or it ran here. Else tell: it is tried again."""
-    if broker.is_in_this_process():
+    if broker.is_bypassed():
         try:
             broker.run_by_name(current_app, task, args, seconds=RUNNING)
         except Exception as error:

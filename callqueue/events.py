@@ -78,7 +78,7 @@ def has_receivers(event: str) -> bool:
 
 
 def send_signal_of(event: str, facts: dict[str, Any]) -> None:
-    """Send an event's signal, of which a message tells; one that is not known here is nobody's."""
+    """Send the signal, if any, of an event that a message names; none where it is unknown here."""
     signal = _EVENTS.get(event, (0, None))[1]
     if signal is not None:
         send_signal(signal, **facts)

@@ -17,7 +17,7 @@ from callqueue.look.alive import RUN, WORKER
 
 SLOTS = 4  # a process has room for as many HTTP calls as a worker with so many
 HANDLED = 8  # calls of handlers at most: each has a thread, and perhaps a connection to a database
-HUNG = 64  # that have had their time, each with its thread, that take no room of others at most
+HUNG = 64  # of those past their lease, at most so many take no room of others, only threads
 
 
 class Maker:

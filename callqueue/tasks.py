@@ -41,8 +41,8 @@ def make_api_call(
 
 
 def _valid_ids(given: Sequence[Any]) -> list[int]:
-    # Whoever writes to the broker can put in others, and what no database takes would fail the
-    # statement that begins attempts of other messages too.
+    # Whoever writes to the broker can send anything. An id that no database takes would fail the
+    # statement that begins other messages' attempts, too.
     return [pk for pk in given if isinstance(pk, int) and 0 < pk <= BigAutoField.MAX_BIGINT]
 
 
@@ -54,8 +54,8 @@ def _kept_connection(task: Any, using: str) -> AbstractContextManager[None]:
 
 @shared_task(name="callqueue.dispenser", ignore_result=True, serializer="json", max_retries=0)
 def dispense(seconds: float | None = None, using: str = "default") -> int:
-    """Release calls for `seconds` (by default nine tenths of the beat interval), then leave the
-    worker's slot to others. Releases nothing while a process or a worker dispenses all rules.
+    """Release calls for `seconds` (None: nine tenths of the beat interval); none while a process or
+    a worker dispenses all rules. Returns 0. Where eager, it does one round; the count of attempts.
     """
     dispenser = _dispensers.setdefault(using, Dispenser(using))
     if dispense.request.is_eager:
@@ -65,6 +65,7 @@ def dispense(seconds: float | None = None, using: str = "default") -> int:
             stand_by(using, dispenser)
         else:
             dispenser.membership.kind = alive.BEAT
+            # then the worker's slot is others'
             dispenser.run(seconds=conf.current().interval * 0.9 if seconds is None else seconds)
     return 0
 

@@ -56,12 +56,12 @@ class Seat:
         self.worker = os.getpid()
         self.name = name_of_process(self.worker)  # by which other workers know who has it
         self._file = _anonymous_file()  # it is open as long as the worker runs
-        # shared: the number, when who has it said something, and whether that was that it computes
+        # shared: the last number; when (monotonic) its holder spoke last; whether that one computes
         self._said = memoryview(mmap.mmap(-1, 24)).cast("d")
         self._own_number = -1.0
 
     def take(self, *, is_idle: bool) -> bool:
-        """Have it, if no process has, or one that computes or is silent has, and this `is_idle`."""
+        """Try to have it: free or, where this `is_idle`, had by one that computes or is silent."""
         number, said_at, computes = self._said
         if not self._try_lock(number):
             is_left = computes or time.monotonic() - said_at > SILENT
@@ -81,6 +81,7 @@ class Seat:
         return self._own_number == self._said[0]
 
     def give_sign(self, *, computes: bool) -> None:
+        """Where it is held here, say so to the others, and whether its holder computes."""
         if self.is_held_here():
             self._said[2], self._said[1] = computes, time.monotonic()
 
@@ -117,7 +118,7 @@ class Stop(threading.Event):
 
 
 class Releaser:
-    """What releases in this process of a worker, in a thread of its own, when that is its turn."""
+    """Releases in this process of a worker, in a thread of its own, while that has the seat."""
 
     def __init__(self, using: str, seat: Seat) -> None:
         self.using, self.seat, self.pid = using, seat, os.getpid()
@@ -148,7 +149,8 @@ class Releaser:
 
     def _run(self) -> None:
         """Release while it has the seat; try to have it, until this process ends."""
-        with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
+        # A pass has to be some time after the first look at the clock, so that is now.
+        with suppress(DatabaseError, InterfaceError):
             ledger_time.watch(self.using).seconds_to_settle()
             if self.seat.was_never_taken:
                 _bury_dead(self.using, self.seat)
@@ -175,12 +177,13 @@ class Releaser:
             time.sleep(WAIT)
 
     def _give_signs(self) -> None:
-        """Say that it has the seat. Who releases may have to wait for a database, so not there."""
+        """Say again and again that it has the seat. Who releases may be waiting for a database."""
         while self.seat.is_held_here():
             self.seat.give_sign(computes=self.kind == alive.BUSY)
             time.sleep(WAIT)
 
     def _wait_and_release(self) -> None:
+        """Wait while another is to release; then release until this one is outranked or to stop."""
         while not self._has_to_stop() and self._is_outranked():
             time.sleep(LOOK)
         if self._has_to_stop():
@@ -198,7 +201,7 @@ class Releaser:
             self.is_releasing = False
 
     def _is_outranked(self) -> bool:
-        """Whether another is to release, after the dead of this host have left."""
+        """Have the dead leave; whether another is to release. No, where the database is away."""
         try:
             _bury_dead(self.using, self.seat, overdue=OVERDUE)
             return alive.is_outranked(self.using, self.kind, self.seat.name, releases=False)
@@ -218,9 +221,9 @@ class Releaser:
 
 
 def _bury_dead(using: str, seat: Seat, *, overdue: float = 0.0) -> None:
-    """Have workers of this host leave that were killed, whose last sign is `overdue` seconds
-    old: nobody need wait for them. One that runs, and is taken for dead since another container has
-    the same host's name, says so with its next sign of life.
+    """Have workers of this host leave that were killed, and whose last sign is at least `overdue`
+    seconds old: nobody need wait for them. One that runs, and is taken for dead since another
+    container has the same host's name, says so with its next sign of life.
     """
     latest = ledger_time.now(using) - timedelta(seconds=overdue)
     for sign in alive.running_dispensers(using) if fcntl is not None else ():
@@ -270,7 +273,7 @@ def _worker_begins(**_: Any) -> None:
 
 
 def _process_begins(**_: Any) -> None:
-    """Begin to release, but not in the worker's own process, of which the solo pool says so too."""
+    """Begin to release. Not in the worker's own process, where the solo pool sends this signal."""
     if _seat is not None and _seat.worker != os.getpid():
         _begin_releasing()
 
@@ -284,14 +287,14 @@ def _worker_is_ready(sender: Any, **_: Any) -> None:
 
 
 def _worker_has_ended(**_: Any) -> None:
-    """Take leave: others need not wait for its silence, and perhaps no process had the seat."""
+    """Take leave, as perhaps no process had the seat to do so: others need not wait for silence."""
     if _seat is not None and _is_to_release_here():
         with suppress(DatabaseError, InterfaceError):
             note_dispenser_gone(str(CallQueue.objects.db_for_write), _seat.name)
 
 
 def _task_begins(task_id: str, task: Any, kwargs: Any, **_: Any) -> None:
-    """Note when it began, but not of one that has HTTP calls made: it is soon done, or waits."""
+    """Note when a task began; not one that has HTTP calls made: that is soon done, or waits."""
     own = _releaser_here()
     if own is not None and (task.name != MAKE_API_CALL or (kwargs or {}).get("here")):
         own.tasks[task_id] = time.monotonic()

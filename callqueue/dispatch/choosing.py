@@ -78,8 +78,8 @@ def workers_may_be_behind(open_attempts: int) -> bool:
 
 
 def _room_of_queue(account: Account, rule: str, queue: str, lease: float) -> int:
-    """How many more attempts may be released: some on trust, and as many as workers begun lately;
-    where nobody seems to listen, one at a time, which is begun as soon as somebody does.
+    """How many more attempts may be released: some on trust and as many as were begun lately, less
+    those unbegun. Where nobody seems to listen, one at a time: begun as soon as somebody does.
     """
     now = from_us(account.now)
     lately = now - timedelta(seconds=min(LATELY, lease / 4))
@@ -124,8 +124,8 @@ def _nobody_listens(attempts: Any, now: datetime, lease: float) -> bool:
 class _Found:
     calls: list[Candidate]
     wait: Wait = field(default=Wait())  # of the others, where all of these go
-    is_limited: bool = False  # they wait for room in the rule's own limits
-    is_cut: bool = False  # nothing keeps back those behind
+    is_limited: bool = False  # the others wait for room in the rule's own limits
+    is_cut: bool = False  # the others wait for nothing: they were not looked for
 
 
 def choose(
@@ -136,7 +136,7 @@ def choose(
     sake: tuple[str, int] | None = None,
     room: Room = ROOMY,
 ) -> Plan:
-    """Choose at most about `batch` releases of each rule. As many statements, whatever waits.
+    """Choose about `batch` releases of each rule at most, in as many statements whatever waits.
     `served`: when each rule was served last. `room`: of whoever makes the calls. `sake`: a rule and
     a priority, where the pass is for a call that has its maker: nothing is looked at that cannot go
     before it, and only what has its maker goes.
@@ -207,7 +207,7 @@ class _Finder:
         return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
 
     def _count_to_look_for(self, rule: str, count: int) -> int:
-        """The count; with other units, one more than fit at the first's cost, which it locks."""
+        """`count`; in other units, one more than fit of calls like the first, which is locked."""
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
@@ -231,7 +231,7 @@ def _split_unfit(
     by_rule: Mapping[str, Sequence[Candidate]], book: Book
 ) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
     """The candidates that some instant could admit, and why the others, by id, never will go. What
-    one dispenser's limit would never admit, and another's would, waits until one has gone.
+    one dispenser's limit never admits and another's does, waits until one of the two has gone.
     """
     fit: dict[str, list[Candidate]] = {rule: [] for rule in by_rule}
     unfit: dict[int, str] = {}
@@ -246,6 +246,7 @@ def _split_unfit(
 
 
 def _why_unfit(call: Candidate, rule: str, book: Book) -> str | None:
+    """Why no instant will ever admit the call, in words for its owner; None: some may."""
     if call.cost == 1:
         return None
     try:

@@ -27,9 +27,9 @@ ADD_UP = 3.0  # seconds between two times that sums are added up
 OWED = 10.0  # seconds between two looks for ends that nobody has announced
 WATCH = 30.0  # seconds between two looks at what is to be reconciled
 CLEAN = 600.0  # seconds between two looks whether it is time to clean up
-DAY = timedelta(days=1)  # after which it is
+DAY = timedelta(days=1)  # after which, since the last time or since calls were to go, it is
 ALWAYS = 0.0  # a chore of every round
-# times as long as it took until the next look that reads all that is open, or all keys
+# a chore that reads all that is open, or all keys, waits this many times as long as it took
 REST = 4.0
 AGAIN = 5.0  # seconds until one is tried again that has failed
 TELL = 60.0  # seconds between two events of one chore; and after which one that goes on is told of
@@ -46,7 +46,7 @@ class Chore:
     rests: bool = False  # not sooner than REST times as long as it took
     due_at: float = 0.0  # monotonic seconds
     began_at: float = 0.0
-    told_at: float = field(default=-TELL)
+    told_at: float = field(default=-TELL)  # when a failure was emitted last
     errand: Errand | None = None
 
     @property
@@ -72,7 +72,7 @@ class Chores:
         self, using: str, heartbeat: Callable[[], object], *, cleans: bool = False
     ) -> None:
         self.using = using
-        self.is_loop = False  # it is a loop that must go round
+        self.is_loop = False  # their dispenser loops: long ones must not keep it waiting
         self.next_round_at = 0.0
         self._pause = ROUND  # seconds until the next round
         self._heartbeat = Chore("heartbeat", HEARTBEAT, heartbeat, aside=False)
@@ -100,7 +100,7 @@ class Chores:
             self.next_round_at = now + self.maintain()
 
     def maintain(self) -> float:
-        """Do a round; the seconds until the next one. A database that is away is the caller's."""
+        """Do a round; the seconds until the next one. Raises where the database is away."""
         self._pause = ROUND
         for chore in self.table:
             now = time.monotonic()
@@ -113,7 +113,7 @@ class Chores:
         return self._pause
 
     def start_over(self) -> None:
-        """Look at the clock and give a sign of life first of all: the database was away."""
+        """Have the next round made at once, with a look at the clock and a sign of life."""
         self.next_round_at = self._heartbeat.due_at = 0.0
 
     def wait(self, seconds: float) -> None:
@@ -133,7 +133,7 @@ class Chores:
             chore.put_off(error)
 
     def _do(self, chore: Chore, *, again: bool = True) -> None:
-        """Do it (`again`: twice if the database fails), or put off. Raises where that is away."""
+        """Do it (`again`: twice if the database fails), or put it off; raise if that is away."""
         connection = database.raw_connection(self.using)
         try:
             chore.do()
@@ -180,7 +180,7 @@ class Chores:
                 after = ready_calls.give_missing_news(self.using, rule, after)
 
     def _promote(self) -> None:
-        """Make due calls ready; the next round is when the next one is due, at the latest."""
+        """Make due calls ready. The next round: at once if more may be due, or by the next due."""
         now = database.clock(self.using)
         if ready_calls.promote_due(self.using) >= ready_calls.PROMOTED:
             self._pause = 0.0
@@ -191,7 +191,7 @@ class Chores:
     def _ask_to_reconcile(self) -> None:
         # Workers do it, since it takes the network; or one thread of this process, where it makes
         # all calls: hooks that hang would take more.
-        most = 1 if broker.is_in_this_process() else None
+        most = 1 if broker.is_bypassed() else None
         for queue in reconcile.queues_wanted(self.using)[:most]:
             broker.send_beside(broker.RECOVER, (self.using,), queue=queue)
 

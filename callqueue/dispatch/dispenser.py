@@ -44,7 +44,7 @@ AWAY = 1.0  # seconds between two looks for a database, or tries with a broker, 
 SENT = 0.025  # seconds between two looks at what is being published
 MINUTE = 60.0  # seconds between two events that say the same
 LEAVING = 5.0  # seconds that one which ends waits for what is done beside its loop
-# for how long somebody may be about it who puts right what was written as the clock jumped
+# how long it may take to put right what was written as the clock jumped
 MENDING = timedelta(seconds=2)
 WENT_BACK = "the database went back in time: what it forgot may still count at the provider"
 _told: dict[str, float] = {}  # by database: when (monotonic) this process said that beat runs
@@ -60,9 +60,10 @@ class Listener:
 
     def __init__(self, using: str) -> None:
         self.using = using
+        # armed: it has the lock by which senders notify
         self._is_armed = self._is_listening = self._was_for_nothing = False
-        self._not_before = 0.0
-        self._connection: object | None = None
+        self._not_before = 0.0  # when (monotonic) it may be armed again
+        self._connection: object | None = None  # that can listen
 
     def wait(self, stop: threading.Event, seconds: float) -> set[str]:
         """Wait so long at most, or until a send: the rules that may have calls now, "" for any."""
@@ -131,7 +132,7 @@ class Maker(Protocol):
 class Dispenser:
     """A dispenser of one process: `run` until told to stop, or `run_once`, then `leave`.
     Released attempts that the `maker` begins are made here, and the others go to `publish`.
-    `settings` gives the book of its settings; `name` is what others know it by.
+    `settings` gives the book of its settings. `rules`: it serves only their groups; empty: all.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Dispenser:
         self.settings = settings
         self.name = name or name_of_process(os.getpid())
         self.groups: dict[tuple[str, ...], RuleGroup] = {}
-        # not all of it was published as the settings put others in their place
+        # groups that new settings replaced before all that they released was published
         self._former: list[RuleGroup] = []
         self.membership = Membership(using, self.name, settings)
         if (maker is None or maker.kind != RUN) and publish is publisher.publish:
@@ -157,7 +158,7 @@ class Dispenser:
         self.chores = Chores(using, self.membership.heartbeat, cleans=maker is not None)
         self._listener = Listener(using)
         self._poll_at = 0.0  # when to look for calls that are ready
-        self._emitted: dict[str, float] = {}
+        self._emitted: dict[str, float] = {}  # by event: when (monotonic) it was emitted last
 
     def run(self, *, stop: threading.Event | None = None, seconds: float | None = None) -> None:
         """Release until `stop` is set, or for `seconds`. A database or broker is waited for; so is,
@@ -196,7 +197,7 @@ class Dispenser:
         self.membership.leave()
 
     def wait_until_clock_settles(self, stop: threading.Event) -> None:
-        # If the clock has just jumped, only others can have seen it, and they look this often.
+        # Only others can have seen a jump just before this process came. They look this often.
         left = ledger_time.watch(self.using).seconds_to_settle()
         if left > 0 and has_other_dispensers(self.using, self.name):
             stop.wait(left)
@@ -234,17 +235,17 @@ class Dispenser:
         return self._seconds_to_next_turn()
 
     def _wants_pass(self, group: RuleGroup) -> bool:
-        """Whether a pass is due, and there is room. One is due soon where there is more by now."""
+        """Whether a pass is due, with room for it. Where room grew, one is wanted soon."""
         is_short = group.next_look.on_room
         if self.maker is None or not (is_short or group.is_due(time.monotonic())):
             return group.is_due(time.monotonic())
-        room = self._room(self.maker)  # it looks at all that is in flight
-        if is_short and room.is_more_than(group.left):
+        room = self._room(self.maker)  # only here: that looks at all that is in flight
+        if is_short and room.is_more_than(group.room_left):
             group.want_pass_soon()
         return group.is_due(time.monotonic()) and room.most >= 1
 
     def _do_apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
-        """Do `work`. A fault in it puts off this group alone; a database that is away stops all."""
+        """Do `work`. A fault in it puts off this group alone; database errors are raised."""
         try:
             work(group)
         except (DatabaseError, InterfaceError):
@@ -258,12 +259,12 @@ class Dispenser:
         """Run a pass, and have made or published what it released, once that is committed."""
         taker = None if self.maker is None else self.maker.taker()
         room = ROOMY if self.maker is None else self._room(self.maker)
-        group.unmade = taker.worker if taker is not None else ""
+        group.doubtful_worker = taker.worker if taker is not None else ""
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
-        done = self._run_pass(group, room=room, taker=taker)
+        done = self._run_pass(group, room, taker)
         # What there is room for yet may stand behind what there was none for.
-        group.left = NO_ROOM if done.released else room
-        group.unmade = ""
+        group.room_left = NO_ROOM if done.released else room
+        group.doubtful_worker = ""
         tell_of_unfit(self.using, done)
         if done.released:
             rules = ",".join(group.rules)
@@ -282,9 +283,9 @@ class Dispenser:
         taker = maker.taker()
         return Room(taker.most or 0, 0) if taker is not None else NO_ROOM
 
-    def _run_pass(self, group: RuleGroup, **options: Any) -> Pass:
-        last = group.next_look.streak
-        done = release(self.using, group.rules, self.membership.book, last=last, **options)
+    def _run_pass(self, group: RuleGroup, room: Room, taker: Taker | None) -> Pass:
+        book, last = self.membership.book, group.next_look.streak
+        done = release(self.using, group.rules, book, last=last, room=room, taker=taker)
         self.membership.is_outdated |= done.next_look.joins
         group.set_next_look(done.next_look, time.monotonic())
         return done
@@ -295,6 +296,7 @@ class Dispenser:
         group.put_off(time.monotonic() + AWAY)
 
     def _poll_ready_if_due(self) -> None:
+        """Wake the groups that rest, and have rested long enough, where calls are ready."""
         now = time.monotonic()
         if now < self._poll_at:
             return
@@ -310,7 +312,7 @@ class Dispenser:
         self._poll_at = time.monotonic() + conf.current().poll
 
     def _on_notify(self, rules: set[str]) -> None:
-        """Wake the groups of the rules that senders name; "" leaves it to a look."""
+        """Wake the groups of the rules that senders name; "": look soon which have ready calls."""
         if "" in rules:
             self._poll_at = 0.0
         self._wake_groups(rules)
@@ -322,7 +324,7 @@ class Dispenser:
                 self._listener.note_useful_wake()
 
     def _poll_answers(self) -> None:
-        """Serve the groups at once that wait for an answer, where the ledger has news of them."""
+        """Of groups that wait for an answer, make a pass due where the ledger has news of them."""
         waiting = self._waiting_for_answers()
         if waiting:
             glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
@@ -350,7 +352,7 @@ class Dispenser:
         return max(0.0, min(wakes) - now)
 
     def _follow_settings(self) -> None:
-        """Serve the groups of what is in force, where that has changed."""
+        """If what is in force has changed, serve its readable groups that have own rules."""
         book = self.membership.follow_settings()
         if book is None:
             return
@@ -369,7 +371,7 @@ class Dispenser:
         return [*self.groups.values(), *self._former]
 
     def _reconnect(self, error: Exception, *, is_again: bool = True) -> None:
-        """Begin anew with a new connection. Told of if it `is_again`: once may be a deadlock."""
+        """Drop the connection, for a new one. An event if `is_again`: once may be a deadlock."""
         if is_again:
             why = f"{type(error).__name__}: {str(error).strip()[:200]}"
             self._emit_once_a_minute("database_away", error=why)
@@ -414,7 +416,7 @@ class Membership:
         self.is_outdated |= self.party.heartbeat()
 
     def follow_settings(self) -> Book | None:
-        """Join anew where settings have changed, here or elsewhere: what is in force; else None."""
+        """Join anew if settings changed, here or elsewhere: the book in force then; else None."""
         own = self.settings()
         if own is self._own and not self.is_outdated:
             return None
@@ -433,7 +435,7 @@ class Membership:
             self.party.leave()
 
     def _give_sign(self) -> None:
-        """Give one. Where the last is forgotten, the ledger is not trusted: everything is held."""
+        """Write one. If the database has forgotten the last, every rule is held before."""
         last = self._last_sign
         if last is not None and has_database_gone_back(self.using, self.name, last):
             hold_everything(self.using)
@@ -457,13 +459,13 @@ class OwnSign:
 
     at: datetime
     newest: tuple[int, datetime, str] | None  # attempt then: its id, its release, its rule
-    moved: int = 0  # how far the ledger was
+    moved: int = 0  # microseconds: wall time less ledger time
 
 
 def give_sign_of_life(
     using: str, name: str, kind: str = "", broker: str = "", digest: str = ""
 ) -> OwnSign | None:
-    """Write a dispenser's sign. None: it proves nothing later, for a jump that nobody followed."""
+    """Write a dispenser's sign. Returns it; None, if it proves nothing: the clock may be off."""
     reading = ledger_time.read(using)
     has_jumped = ledger_time.watch(using).keep_and_credit(reading) is None
     now = from_us(reading.at)
@@ -478,7 +480,7 @@ def give_sign_of_life(
 
 
 def last_digest_of(using: str, name: str) -> str:
-    """The digest of the opinion that a dispenser had, when it was heard last."""
+    """The digest of the opinion that a dispenser had last; "" if it took leave or is unknown."""
     return tables.dispensers(using).filter(pk=name).values_list("digest", flat=True).first() or ""
 
 
@@ -501,14 +503,14 @@ def has_database_gone_back(using: str, name: str, last: OwnSign) -> bool:
     if seen is None:
         is_recent = ledger_time.now(using) - last.at < cleanup.dispensers_remembered_for(using)
         return not _has_attempt(using, last.newest) and is_recent
-    # The clock may have jumped when it was given, and it was put right once somebody knew: as what
-    # was written while he was about it.
+    # If the clock had jumped before the last sign, that was put right once somebody saw the jump;
+    # and so was, for as long as MENDING, what was written while things were put right.
     by = ledger_time.moved(using) - last.moved
     is_mended = by != 0
     right = last.at - max(0, by) * MICROSECOND - (MENDING if is_mended else timedelta(0))
     if seen < right:
         return True
-    # So was an older one, perhaps, where a server's clock was set back with all that it knows.
+    # An older sign may have been put right as well: a server was set back, its clock and its data.
     return is_mended and _has_forgotten_newest(using, last)
 
 
@@ -528,9 +530,8 @@ def _has_attempt(using: str, attempt: tuple[int, datetime, str] | None) -> bool:
 
 
 def hold_everything(using: str) -> None:
-    """Hold every rule of these settings until nothing that the ledger may have forgotten counts any
-    more: for the longest of its limits' windows and a call's time. No pause makes this shorter:
-    `control.resume(restored=True)` ends it.
+    """Hold each rule of these settings until what was forgotten has aged: for its longest window,
+    or a call's time if longer. No pause shortens this: `control.resume(restored=True)` ends it.
     """
     config, book = conf.current(), book_in_force(using)
     for name, rule in config.rules.items():

@@ -42,6 +42,7 @@ class Room:
         return count < (self.http if is_http else self.handled)
 
     def is_more_than(self, other: Room) -> bool:
+        """Whether it has more room than the other, of either kind."""
         return self.http > max(0, other.http) or self.handled > max(0, other.handled)
 
 
@@ -103,9 +104,9 @@ class NextLook:
     streak: Streak = NO_STREAK
 
 
-def when_locked(last: Streak) -> NextLook:
-    # Another pass takes no longer than ours: who waits for longer than the many of permits do never
-    # has a turn. A transaction of an operator's may take longer.
+def when_not_locked(last: Streak) -> NextLook:
+    """After a pass that could not lock: soon again; after TRIES in a row, no sooner than REVIEW."""
+    # Permits make many passes, and look this often, too: who waited longer would never have a turn.
     streak = replace(last, locked=last.locked + 1, fruitless=last.fruitless + 1)
     after = min(BUSY, _backoff(LOCKED, last.locked)) if last.locked < TRIES else REVIEW
     return NextLook(after=after, streak=streak)
@@ -162,13 +163,13 @@ class RuleGroup:
     rules: tuple[str, ...]
     next_look: NextLook = field(default=NextLook(on_ready=True))
     look_at: float = 0.0
-    # when the pass began whose releases may be unpublished; 0: all are
+    # when the pass began whose releases may be unpublished; 0: nothing is unpublished
     unpublished_from: float = 0.0
-    # the name by which a pass has begun what is perhaps committed, and nobody makes; "": none
-    unmade: str = ""
-    sending: Errand | None = None  # what publishes them
+    # the worker's name in what a pass has begun, perhaps committed, and nobody makes; "": nothing
+    doubtful_worker: str = ""
+    sending: Errand | None = None  # what publishes the last pass's releases, beside the loop
     passed_at: float = 0.0  # when a pass was made last
-    left: Room = ROOMY  # that it left with whoever makes the calls
+    room_left: Room = ROOMY  # after that pass, with whoever makes the calls
     _newest_end: int = 0  # when the last attempt ended, as far as is known
 
     @property
@@ -181,7 +182,7 @@ class RuleGroup:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether its last pass may be committed, and nobody is told of what that released."""
+        """Whether its last pass may be committed, unpublished: the commit or publishing failed."""
         return bool(self.unpublished_from) and self.sending is None
 
     def is_due(self, now: float) -> bool:
@@ -204,7 +205,7 @@ class RuleGroup:
             self.look_at = until
 
     def notice_answers(self, glances: Mapping[str, Glance]) -> None:
-        """Want a pass at once where glances, by rule, show a change in what is open or untold."""
+        """Want a pass at once where glances, by rule, show other numbers, or that one has ended."""
         seen = [glances[rule] for rule in self.rules]
         open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
         newest_end = max(one.newest_end for one in seen)

@@ -28,7 +28,7 @@ SHORT = 10 * SECOND
 class Plan:
     releases: list[Candidate] = field(default_factory=list)
     wait: Wait = field(default=Wait())  # of those who do not go
-    # by which budget per key
+    # calls that wait for a budget per key, with that budget
     kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)
     # by rule, the budget that keeps its next call back, by id
     binding: dict[str, str] = field(default_factory=dict)
@@ -36,13 +36,13 @@ class Plan:
     unfit: Mapping[int, str] = field(default_factory=dict)
 
     def drop_workers_calls(self) -> None:
-        """Drop workers' calls, and what they kept back: whoever makes this pass publishes none."""
+        """Drop workers' calls, which nobody here publishes, and if any, what they may keep back."""
         own = [call for call in self.releases if call.has_maker]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
 
-    def keep_back(self, candidate: Candidate, budget: Budget) -> None:
-        """Note that a candidate waits for room."""
+    def note_kept_back(self, candidate: Candidate, budget: Budget) -> None:
+        """Note the budget that a candidate waits for: the first of its rule, and each per key."""
         self.binding.setdefault(candidate.rule, budget.id)
         if budget.limit.is_keyed:
             self.kept_back.append((candidate, budget))
@@ -162,10 +162,10 @@ class _Planner:
         self.room_of_workers = dict(room_of_workers)
         self.made = Plan()
         self._count = Counter[bool]()  # of releases, by whether they are HTTP calls
-        self._shut: set[Scope] = set()  # what a call waits for that goes before those behind it
+        self._shut: set[Scope] = set()  # what a call waits for: those behind it must not take it
 
     def release_next(self, waiting: deque[Candidate]) -> bool:
-        """Release a rule's next candidate that fits; False when none does, or none is left."""
+        """Release a rule's next candidate that fits. False: none does, or one keeps all back."""
         while waiting:
             candidate = waiting.popleft()
             if self.held.blocking_hold(candidate.rule, candidate.key):
@@ -208,7 +208,7 @@ class _Planner:
         """Keep it back, and those behind it; whether those of other keys may go."""
         assert way.binding is not None
         budget, value = way.binding
-        self.made.keep_back(candidate, budget)
+        self.made.note_kept_back(candidate, budget)
         if (budget.id, value) not in self._shut:  # else it waits for what the one before it does
             self.made.wait |= Wait.for_room(way.instant)
             self.made.wait |= Wait(on_answer=self._may_open_sooner(budget))
@@ -254,7 +254,7 @@ class _Planner:
         return _Way(queue, latest, binding, charges)
 
     def _rank(self, candidate: Candidate, way: _Way) -> tuple[int, int, int, int]:
-        """What goes by first: when it is free, whose turn it is, the most room, the fewest open."""
+        """The least is best: when it is free, whose turn it is, the most room, the fewest open."""
         names = self.account.book.rules[candidate.rule].queue_names
         turn = 0
         if candidate.queue in names:  # perhaps nobody listens on its last

@@ -36,7 +36,7 @@ SLOW = 8  # groups that have something published for longer, at most, before oth
 
 
 def pack(released: Iterable[Candidate]) -> list[Message]:
-    """Put releases into messages. Only several HTTP calls of one rule and queue share one."""
+    """Put releases into messages: HTTP calls of one rule and queue share some; others go alone."""
     packed: list[Message] = []
     kinds: dict[tuple[str, bool, bool, str], list[int]] = {}
     for one in sorted(released, key=_message_kind):
@@ -90,12 +90,12 @@ class Outbox:
 
     def __init__(self, using: str, publish: Publish, on_refusal: OnRefusal) -> None:
         self.using, self.publish, self.on_refusal = using, publish, on_refusal
-        # until when the broker is not tried, where others can be served without (monotonic)
+        # until when (monotonic) a process that makes calls releases only those: no broker is asked
         self.alone_until = -math.inf
         self._away_since: float | None = None
 
     def send(self, group: RuleGroup, released: Sequence[Candidate], *, beside: bool) -> None:
-        """Publish `beside` the loop (waits PROMPT) or here. All but BrokerAway is raised: undo."""
+        """Publish, here or `beside` the loop. Raises all but BrokerAway: then `undo_doubtful`."""
         messages = pack(released)
         if beside:
             group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))
@@ -109,7 +109,7 @@ class Outbox:
         self._note_end_of_sending(group, error)
 
     def notice_if_done(self, group: RuleGroup, within: float = 0.0) -> None:
-        """Wait `within` seconds; notice if its messages are sent or refused. Raises as `send`."""
+        """Wait `within` seconds; notice if its messages are sent, or refused. Raises as `send`."""
         sending = group.sending
         if sending is None or not sending.done.wait(within):
             return
@@ -130,9 +130,8 @@ class Outbox:
         group.unpublished_from = 0.0
 
     def undo_doubtful(self, groups: Iterable[RuleGroup]) -> None:
-        """Void what groups in doubt released: the commit's answer was lost, or publishing failed.
-        And what others have released of these rules since, unbegun. Not before nobody has the
-        rules' rows: the commit may come through yet.
+        """Void what groups in doubt released, and what others released since, unbegun, of the same
+        rules. Where somebody has these rules' rows, later: the commit may come through yet.
         """
         for group in groups:
             if not group.is_in_doubt:
@@ -141,12 +140,12 @@ class Outbox:
                 is_over = rule_rows.try_lock(self.using, group.rules)
             if not is_over:
                 continue
-            if group.unmade:
-                transitions.void_begun(self.using, group.unmade)
+            if group.doubtful_worker:
+                transitions.void_begun(self.using, group.doubtful_worker)
             now = ledger_time.now(self.using)
             since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)
             transitions.void_released(self.using, group.rules, since)
-            group.unmade, group.unpublished_from = "", 0.0
+            group.doubtful_worker, group.unpublished_from = "", 0.0
 
     def end(self, groups: Collection[RuleGroup], within: float) -> None:
         """Wait `within` seconds till all is published; undo the rest, for as long again at most."""

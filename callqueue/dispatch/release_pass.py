@@ -55,19 +55,19 @@ Take = Callable[[Begun], Callable[[bool], None]]  # see Taker
 
 @dataclass(frozen=True)
 class Taker:
-    """Who makes what a pass releases, and has it begun with its charge. `take` is given it before
-    the commit, and what it returns is told whether that came: all is ready for the first byte then.
+    """Who makes what a pass releases. The pass begins it, by this `worker`'s name, and hands it to
+    `take` before the commit. The function that `take` returns is told whether the commit came.
     """
 
     worker: str  # a name that no other pass has
     reads: tuple[str, ...]  # the columns that it wants to know of the calls
-    take: Take | None = None
-    # it makes HTTP calls alone, by queues of which this is true; the others are to be published
+    take: Take | None = None  # so early that all is ready for the first byte at the commit
+    # it makes only HTTP calls, by queues of which this is true; others are published. None: all
     suits: Callable[[str], bool] | None = None
-    most: int | None = None
+    most: int | None = None  # calls; None: any number
 
     def share(self, releases: Iterable[Candidate]) -> set[int]:
-        """The calls of these that it makes, by id: the first ones."""
+        """Which of these calls it makes, by id: the first `most` that suit."""
         fit = (
             call.id
             for call in releases
@@ -87,8 +87,8 @@ class OwnCall:
     lead: float  # seconds ahead of its slot
     # has the call's row wait as of an instant of the database's clock; its primary key, None where
     # it waits no more
-    stand: Callable[[datetime], int | None]
-    is_new: bool  # `stand` inserts the row
+    get_in_line: Callable[[datetime], int | None]
+    is_new: bool  # `get_in_line` inserts the row
 
 
 class Outdated(Exception):
@@ -162,7 +162,7 @@ def _begun_rows(
 
 
 def _published_or_made(account: Account, releases: Sequence[Candidate]) -> list[Candidate]:
-    """Those of the releases that this process publishes, or makes; notes which of them wait."""
+    """Those that this process publishes or makes; notes which wait, for a slot or a worker."""
     lead = account.until - account.now
     behind = {rule for rule, at in account.unbegun_since.items() if account.now - at > lead}
     for call in releases:
@@ -176,7 +176,7 @@ def _attempts_to_insert(
     taker: Taker | None,
     own: _Own | None,
 ) -> list[dict[str, Any]]:
-    """The attempts' columns. Those that `taker` begins have its name, and the lease of `own`."""
+    """The attempts' columns. Begun ones have the taker's name, and the lease of `own` or a rule."""
     config, at = conf.current(), from_us(account.now)
 
     def attempt(call: Candidate) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _attempt_row(call: Candidate, now: datetime, lease: timedelta, worker: str) 
 def remember(
     account: Account, rows: Mapping[str, LockedRule], releases: Sequence[Candidate]
 ) -> None:
-    """Write in the rules' rows what is new for the next pass. Outdated where the settings changed.
+    """Write tallies, and in rules' rows what is new for the next pass. Outdated: settings changed.
     After releases a row is written always: under an isolation stricter than `read committed`, that
     makes a pass fail which saw less than was released. Passes are counted of every rule that
     released, and each row names the group and version of the last, so that what another group
@@ -288,7 +288,7 @@ def _is_remembered(rows: Mapping[str, LockedRule], first: str, account: Account)
 class Pass:
     released: list[Candidate] = field(default_factory=list)
     next_look: NextLook = field(default=NextLook())
-    opens_in: float | None = None  # seconds until the next call may go; None: it is not known
+    opens_in: float | None = None  # seconds until the next call may go; None: nobody knows
     begun: Begun | None = None  # what nobody else makes
     # calls that it failed, since no instant will ever admit them, which are to be told of
     unfit: Sequence[int] = ()
@@ -310,7 +310,7 @@ def release(
     `book`: what is in force (None: it is read here), and the settings whose calls may be released.
     `last`: how many passes before had no success. `room`: of whoever makes the calls; `taker`: who
     does, where that is this process. `own_call`: one of its own, for whose sake the pass is.
-    Nothing is released where another dispenser holds the group, or the book is not in force.
+    Nothing is released where another has the group, the book is old or `own_call` waits no more.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _agreed_watch(using), int(min(batch, room.most))
@@ -319,10 +319,10 @@ def release(
         with database.writing(using):
             locked = _lock(using, book, group, watch)
             if locked is None:
-                return Pass(next_look=next_look.when_locked(last))
+                return Pass(next_look=next_look.when_not_locked(last))
             own = None
             if own_call is not None:
-                if (pk := own_call.stand(locked.wall)) is None:
+                if (pk := own_call.get_in_line(locked.wall)) is None:
                     return Pass()
                 own = _Own(pk, own_call)
             done, unfit = _make_pass(locked, batch, last, room, taker, own)
@@ -363,7 +363,7 @@ class _Locked:
     reading: Reading
 
     @property
-    def laid(self) -> dict[str, int]:
+    def holds_laid(self) -> dict[str, int]:
         """By rule, how many holds were ever laid."""
         return {rule: row.memo.get("laid", 0) for rule, row in self.rows.items()}
 
@@ -441,12 +441,12 @@ def _make_pass(
     taker: Taker | None,
     own: _Own | None,
 ) -> tuple[Pass, Mapping[int, str]]:
-    """Count unless enough is known to be free; choose, charge, conclude; by id, what never fits."""
+    """Count unless known room will do; choose, charge, conclude. The pass; by id, why unfit."""
     using, book = locked.using, locked.book
     served = {rule: row.served for rule, row in locked.rows.items()}
     sake = None if own is None else (own.call.rule, own.call.priority)
     lead = LEAD if own is None else own.call.lead
-    # Whether workers are behind, which packs what is many for them, only a count says.
+    # Many are packed for workers that are behind, and whether these are, only a count says.
     most = SPREAD if taker is None or taker.suits is not None else batch
     account, held, plan = _account(locked, lead), NOT_HELD, None
     if _knows_enough(account, locked):
@@ -476,12 +476,12 @@ def _account(locked: _Locked, lead: float) -> Account:
 
 
 def _knows_enough(account: Account, locked: _Locked) -> bool:
-    """Go by known room if it is valid; whether it is, and too little open for workers to lag."""
+    """Load known room if it is valid; whether it is, and too few are open for workers to lag."""
     is_corrected = any(row.is_corrected for row in locked.rows.values())
     return (
         not is_corrected
         and not account.memo.in_turn
-        and account.try_known_room(locked.laid)
+        and account.try_known_room(locked.holds_laid)
         and not any(workers_may_be_behind(count) for count in account.open_by_rule.values())
     )
 
@@ -491,7 +491,7 @@ def _read_account_and_holds(locked: _Locked, lead: float) -> tuple[Account, Held
     account.read(has_corrections=any(row.is_corrected for row in locked.rows.values()))
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
     if not held.by_rule:
-        account.note_room(locked.laid)
+        account.note_room(locked.holds_laid)
     return account, held
 
 

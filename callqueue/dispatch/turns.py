@@ -29,23 +29,24 @@ class KeysInTurn:
         self.account, self.held, self.batch = account, held, batch
         self.using, self.now = account.using, account.now
         self.wall = from_us(account.now + account.moved)
+        # rules whose keys take turns
         self.in_turn = held.rules_taking_turns(account.book, account.rules)
         self.rules: list[str] = []  # those of them that were looked at
         self._turns: dict[Place, Turn] = {}  # those looked at
-        self._blocked: dict[int, tuple[str, int]] = {}  # turns: what they wait for, until when
-        self._last: dict[Place, int] = {}  # keys all of whose calls were found: how many those are
+        self._blocked: dict[int, tuple[str, int]] = {}  # by turn: `blocked_on`, and until when (Us)
+        self._all_found: dict[Place, int] = {}  # how many, of keys all of whose calls were found
         self._spent: list[int] = []  # turns of keys without ready calls
         self._cut: dict[Place, int] = {}  # keys of which no more calls were looked for than these
         self._on_answer = False
         self._is_full = False  # of some rule there may be more keys than were looked at
-        self._is_mid_round = False  # and there are fewer to be looked at than there were
+        self._is_mid_round = False  # a round over all keys goes on: fewer are left than before
         if self.in_turn or account.memo.in_turn:
             self._give_and_wake_turns()
 
     def lock_candidates(
         self, rule: str, count: int, least_priority: int = -TOP
     ) -> tuple[list[Candidate], Wait]:
-        """Lock calls of the next keys of a rule that lets `count` go; whether keys are left."""
+        """Lock calls of the next keys of a rule that lets `count` go; whether it left keys out."""
         self.rules.append(rule)
         most = min(KEYS, max(FEWEST, 2 * count))
         listed = self._read_turns(rule, most, least_priority)
@@ -60,7 +61,7 @@ class KeysInTurn:
         return found, Wait(is_unfinished=is_full and count > most)
 
     def finish(self, made: Plan) -> Wait:
-        """Save turns after a plan: served keys go behind others; what the blocked ones wait for."""
+        """Save turns after a plan: served keys go last. Returns what the blocked ones wait for."""
         if not self.rules:  # nothing is to be written
             return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
         self._block_kept_back(made)
@@ -76,8 +77,8 @@ class KeysInTurn:
         )
 
     def _give_and_wake_turns(self) -> None:
-        # Turns for the keys of which there is news, and for all that have calls ready of a rule
-        # whose keys took none by these settings. Then those are woken that may go by now.
+        # A turn for each key of which there is news; and for all with calls ready, of a rule whose
+        # keys took no turns so far. Then those are woken that may go by now.
         memo, tallies = self.account.memo, self.account.tallies.values()
         begun = {rule: ready_calls.FIRST for rule in self.in_turn if rule not in memo.in_turn}
         last = {
@@ -99,7 +100,7 @@ class KeysInTurn:
                 self.account.rules,
                 self.account.until,
                 latest,
-                _freed_scopes(self.account),
+                _blocked_on_of_freed(self.account),
             )
 
     def _read_turns(self, rule: str, most: int, least_priority: int) -> list[Turn]:
@@ -135,7 +136,7 @@ class KeysInTurn:
                         self._cut[rule, *turn.pair] = n
                 elif not n:
                     self._block(turn, budget, value)
-                    return 0  # another may have room, and would block it until now
+                    return 0  # another budget may have room, and would let it wait until now
                 least = min(least, n)
         return least
 
@@ -144,7 +145,8 @@ class KeysInTurn:
         wanted = {turn.pair: n for turn, n in counts.items()}
         found, ready = ready_calls.lock_next_of_pairs(self.using, rule, self.wall, wanted)
         found_of = Counter((call.priority, call.key) for call in found)
-        self._last.update({(rule, *pair): n for pair, n in ready.items() if n == found_of[pair]})
+        whole = {(rule, *pair): n for pair, n in ready.items() if n == found_of[pair]}
+        self._all_found.update(whole)
         without = [turn for turn in counts if not found_of[turn.pair]]
         self._spent += [turn.pk for turn in without if not ready[turn.pair]]
         locked = (ready_calls.LOCK, self.now + ready_calls.UNLOCKED)
@@ -156,7 +158,7 @@ class KeysInTurn:
         scope, meter = (budget.id, value), self.account.meter(budget, value)
         instant = meter.known_free_at(cost)
         if budget.id in self.account.tallies:
-            # by `latest` in `_give_and_wake_turns`, or each pass would wake it
+            # not past `latest` in `_give_and_wake_turns`, or each pass would wake it
             again_at = min(
                 instant or self.now + ready_calls.AT_LEAST,
                 self.now + budget.limit.window_us + ready_calls.LIFTED,
@@ -174,7 +176,7 @@ class KeysInTurn:
 
     def _block_kept_back(self, made: Plan) -> None:
         """Block the keys that the plan kept back, for what the first of each scope waits for."""
-        first: dict[Scope, int] = {}  # what it costs: those behind it wait as long
+        first: dict[Scope, int] = {}  # the cost of the first: those behind it wait for as much
         waiting, hasty = defaultdict[Scope, list[int]](list), set[Scope]()
         for candidate, budget in made.kept_back:
             value, own = budget.value_of(candidate.key, ""), budget.charge_of(candidate.cost)
@@ -184,7 +186,8 @@ class KeysInTurn:
             if turn is not None:
                 self._block(turn, budget, value, cost)
                 waiting[scope].append(turn.pk)
-                if own < cost or (cost > 1 and place not in self._last):  # or a next one, perhaps
+                # what costs less than the first may go once that is gone: it, or one not looked for
+                if own < cost or (cost > 1 and place not in self._all_found):
                     hasty.add(scope)
         self._look_sooner({pk for scope in hasty for pk in waiting[scope]})
 
@@ -204,13 +207,13 @@ class KeysInTurn:
         self._blocked[turn.pk] = (ready_calls.HOLD, until)
 
     def _save_turns(self, places: Sequence[Place], released: Mapping[Place, int]) -> None:
-        # behind those that are new, and whoever went last is last
+        # served keys go behind new ones, in the order in which they were served
         ordered = enumerate((place for place in places if place in self._turns), start=1)
         served = {self._turns[place].pk: self.now + n for n, place in ordered}
         self._spent += [
             self._turns[place].pk
             for place, n in released.items()
-            if place in self._turns and self._last.get(place) == n
+            if place in self._turns and self._all_found.get(place) == n
         ]
         ready_calls.save_turns(self.using, served, self._blocked, self._spent)
 
@@ -223,8 +226,8 @@ class KeysInTurn:
         return min((at for at in instants if at is not None), default=None)
 
 
-def _freed_scopes(account: Account) -> set[str]:
-    """What `blocked_on` says in turns of keys that have more room now, or an answer."""
+def _blocked_on_of_freed(account: Account) -> set[str]:
+    """What `blocked_on` says in turns of keys that have more room now, or an answer, read here."""
     freed = {
         ready_calls.blocked_on_room((one.budget.id, value))
         for one in account.tallies.values()

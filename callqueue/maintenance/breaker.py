@@ -39,7 +39,7 @@ def trip_where_failing(using: str, results: Sequence[Result]) -> None:
 
 
 def _hold_if_failing(using: str, rule: str, breaker: Breaker) -> None:
-    """Hold the rule, where so many attempts in a row failed, or the first after its last hold."""
+    """Hold it if `failures` in a row failed `within` seconds; longer, if the first since a hold."""
     now, many, lasts = ledger_time.now(using), breaker.failures, breaker.hold
     why = f"{many} attempts in a row failed within {breaker.within:g} s"
     ended = tables.attempts(using).filter(rule=rule, finished_at__isnull=False)

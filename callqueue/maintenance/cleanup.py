@@ -119,7 +119,7 @@ def _prune(
 
 
 def _cutoffs(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
-    """Each final status with the instant before which its calls are past retention."""
+    """Each final status with a retention, and the instant before which its calls are past it."""
     now = database.clock(using)
     for status in states.FINAL:
         keep = conf.current().retention.get(status) if older_than is None else older_than
@@ -133,9 +133,8 @@ def _overdue_calls(using: str, status: int, cut: datetime) -> Any:
 
 
 def _keys_in_batches(rows: Any, size: int) -> Iterator[list[int]]:
-    """Primary keys in the order in which calls ended, `size` at a time; what is deleted in between
-    is not met again. In that order, of an index, no database reads all of them for each batch.
-    """
+    """Primary keys of calls, each once, `size` at a time, in the order in which the calls ended."""
+    # That is the order of an index: no database reads all of them for each batch.
     after = Q()
     while found := list(
         rows.filter(after)
@@ -148,7 +147,7 @@ def _keys_in_batches(rows: Any, size: int) -> Iterator[list[int]]:
 
 
 def _delete_calls(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
-    """Delete these calls still past retention, and attempts that no window counts; add them up."""
+    """Delete these calls if still past retention, and their attempts that no limit counts."""
     calls, attempts = untimed_transaction(
         using, lambda: _delete_free_calls(using, ids, status, cut)
     )
@@ -157,7 +156,7 @@ def _delete_calls(using: str, ids: list[int], status: int, cut: datetime, cleane
 
 
 def _delete_free_calls(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
-    """Delete those that nobody has locked; how many calls and how many attempts."""
+    """Delete those of them that nobody has locked; how many calls, and how many attempts."""
     # By key alone: with the condition in it, a database might read all that it is true of.
     rows = database.locked(tables.calls(using).filter(pk__in=ids))
     seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
@@ -175,10 +174,9 @@ def _delete_free_calls(using: str, ids: list[int], status: int, cut: datetime) -
 
 
 def _spent_orphans(using: str, size: int) -> Iterator[list[int]]:
-    """Attempts whose call is gone and that no limit counts any more; those among `size` at a time.
-    Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the
-    next few of all, it would join the tables anew each time.
-    """
+    """Attempts whose call is gone and that no limit counts any more; of `size` rows at a time."""
+    # Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for
+    # the next few of all, it would join the tables anew each time.
     calls = tables.calls(using).filter(pk=OuterRef("call_id"))
     spent = tables.attempts(using).filter(_spent_condition(using), ~Exists(calls))
     keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
@@ -194,8 +192,8 @@ def _ended_holds(using: str) -> Any:
 
 
 def _delete_turns(using: str, after: int) -> list[int]:
-    """Delete the next turns of keys without ready calls that nobody has locked: of rules whose keys
-    take no turns any more. Their pks; no more at once than passes may wait for.
+    """Delete unlocked turns, behind `after`, of keys without ready calls: rules whose keys take no
+    turns any more leave them. Returns their pks: no more at once than passes may wait for.
     """
     database.set_idle_timeout(using, SILENT)
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
@@ -226,7 +224,7 @@ def _spent_condition(using: str) -> Q:
 
 
 def _credited_time(using: str) -> datetime:
-    """Ledger time, read now, but no further on than this process's own clock since it began."""
+    """Ledger time, read now; since the last reading, no more than this process saw time go by."""
     last, reading = ledger_time.watch(using).last, ledger_time.read(using)
     return from_us(reading.at if last is None else last.credit(reading))
 

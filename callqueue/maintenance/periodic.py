@@ -19,7 +19,7 @@ TASKS = (DISPENSER, "callqueue.recover_lost_calls", "callqueue.cleanup_call_queu
 def beat_schedule(*, interval: float = 1.0, queue: str | None = None) -> dict[str, dict[str, Any]]:
     """The schedule to add to CELERY_BEAT_SCHEDULE: the dispenser every `interval` seconds,
     recovery, and cleanup by night. `queue` is the Celery queue the tasks go to (None: Celery's
-    default). A tick that no worker took in time is dropped.
+    default). A task that no worker took in time is dropped.
     """
     options = {} if queue is None else {"queue": queue}
     return {
@@ -102,7 +102,7 @@ def _write_row(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def _columns_of_schedule(schedule: crontab | float) -> dict[str, Any]:
-    """The columns of its crontab or interval: a row of its own, made where there is none."""
+    """The columns that name its row, inserted where there is none. A float is in seconds."""
     from django_celery_beat.models import CrontabSchedule, IntervalSchedule
 
     if isinstance(schedule, crontab):

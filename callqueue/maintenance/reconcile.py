@@ -58,12 +58,12 @@ def ask_hooks(using: str) -> int:
 
 
 def queues_wanted(using: str) -> list[str]:
-    """A queue for each rule that has calls to be asked of, and that nobody asks of now."""
+    """The queues, each once, of rules that have calls to be asked of and nobody who asks now."""
     return sorted({conf.current().queue_of(rule) for rule in _free_rules(using)})
 
 
 def _free_rules(using: str) -> list[str]:
-    """The rules that have calls to be asked of, and that nobody asks of now, the oldest first."""
+    """Rules that have calls to be asked of and nobody who asks now; the last asked of come last."""
     if not _hooks():
         return []
     due = set(_due_calls(using).order_by().values_list("rule", flat=True).distinct())
@@ -84,6 +84,7 @@ def _take_turn(using: str, rule: str) -> datetime | None:
 
 
 def _ask_of_rule(using: str, rule: str, end: float) -> int:
+    """Ask of up to BATCH calls, of none after `end` (Mono); how many are UNKNOWN no more."""
     of_rule = _due_calls(using).filter(rule=rule)
     due = of_rule.order_by(F("reconcile_at").asc(nulls_first=True), "pk")
     settled = 0
@@ -120,7 +121,7 @@ def _claim_call(using: str, call: CallQueue) -> bool:
 
 
 def _settle_by_hook(using: str, call: CallQueue) -> bool:
-    """Ask what became of the call, and believe it; whether it is UNKNOWN no more."""
+    """Ask what became of the call, and believe it; whether it is UNKNOWN no more. Faults: no."""
     try:
         answer = _ask_hook(call)
         return database.persist(

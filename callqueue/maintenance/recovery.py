@@ -51,7 +51,7 @@ def end_lost(using: str) -> int:
         attempt_ids = [pair.attempt.pk for pair in pairs]
         return transitions.lose(using, attempt_ids, results, SILENT, locked), results
 
-    # Where leases seem to have ended because the clock has jumped, it looks again.
+    # Where leases seem to have ended because the clock has jumped, `transaction` looks again.
     changed, results = transaction(using, work)
     _announce_lost(using, results)
     return changed
@@ -100,7 +100,7 @@ def _announce_lost(using: str, results: list[Result]) -> None:
 
 
 def expire(using: str) -> int:
-    """End calls that were not released by their `expires_at`."""
+    """End calls that were not released by their `expires_at`, MOST at once; the count."""
     overdue = tables.calls(using).waiting().filter(expires_at_dt__lte=database.ClockNow())
     first = overdue.order_by("expires_at_dt")[:MOST]
     gone = transitions.end_unchanged(using, first, "expires_at_dt", Move.EXPIRE)

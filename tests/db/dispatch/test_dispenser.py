@@ -251,7 +251,7 @@ def test_what_is_not_certain_is_undone_though_its_rules_are_no_group_any_more(
     group, call, done = dispenser.groups[("r",)], send("r"), Event()
     group.unpublished_from = clocks.monotonic()
     if is_made_here:
-        group.unmade, taker = "me", Taker("me", claim.READS)
+        group.doubtful_worker, taker = "me", Taker("me", claim.READS)
         monkeypatch.setattr(rule_rows, "try_lock", lambda *_: done.is_set())
     else:
         taker = None

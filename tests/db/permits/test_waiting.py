@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.next_look import NO_STREAK, when_locked
+from callqueue.dispatch.next_look import NO_STREAK, when_not_locked
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.permits import waiting
 from callqueue.permits.waiting import LOOK, PART, REST, REVIEW, Waiter, shifted_monotonic
@@ -187,7 +187,7 @@ def test_not_now_counts_what_the_permit_costs(rules: Rules) -> None:
 
 
 def locked_out(*_: Any, **__: Any) -> release_pass.Pass:
-    return release_pass.Pass(next_look=when_locked(NO_STREAK))
+    return release_pass.Pass(next_look=when_not_locked(NO_STREAK))
 
 
 def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way_or_gives_up_soon(

@@ -19,7 +19,7 @@ from callqueue.dispatch.next_look import (
     RuleGroup,
     Streak,
     Wait,
-    when_locked,
+    when_not_locked,
     when_outdated,
     when_passed,
 )
@@ -60,10 +60,10 @@ def test_attempts_that_are_too_many_to_count_are_no_news() -> None:
 
 
 def test_rules_that_are_locked_are_tried_ever_less_often() -> None:
-    look, pauses = when_locked(NO_STREAK), []
+    look, pauses = when_not_locked(NO_STREAK), []
     for _ in range(TRIES + 1):
         pauses.append(look.after)
-        look = when_locked(look.streak)
+        look = when_not_locked(look.streak)
     assert pauses[:3] == [LOCKED, 2 * LOCKED, 4 * LOCKED]
     assert max(pauses[:-1]) == BUSY, "it has its turn among passes, however many make one"
     assert pauses[-1] == REVIEW
@@ -82,8 +82,8 @@ def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() ->
     first = passed(UNFINISHED, opens_in=9.0)
     second = passed(UNFINISHED, first.streak, opens_in=9.0)
     assert (first.goes_on, second.goes_on, second.after) == (True, False, REVIEW)
-    assert not passed(UNFINISHED, when_locked(NO_STREAK).streak, opens_in=9.0).goes_on
-    look = when_locked(when_locked(NO_STREAK).streak)
+    assert not passed(UNFINISHED, when_not_locked(NO_STREAK).streak, opens_in=9.0).goes_on
+    look = when_not_locked(when_not_locked(NO_STREAK).streak)
     for _ in range(50):
         look = passed(UNFINISHED | Wait(is_mid_round=True), look.streak)
         assert look.goes_on
