@@ -197,7 +197,7 @@ class _Finder:
         queues = _queues_not_held(self.account, self.held, rule)
         count = planning.room_of_rule(self.account, rule, self.batch, queues)
         if not count:
-            return _Found([], is_limited=True)
+            return _Found([], is_limited=self.batch > 0)
         wanted = self._count_to_look_for(rule, count)
         calls, wait = self._next_candidates(rule, wanted)
         is_full = len(calls) >= self.batch

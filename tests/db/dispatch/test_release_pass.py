@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, conf, states
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.next_look import Room
+from callqueue.dispatch.next_look import NO_ROOM, Room
 from callqueue.dispatch.release_pass import ensure_state_rows
 from callqueue.history import audit
 from callqueue.ledger import account, ledger_time, ready_calls
@@ -297,3 +297,15 @@ def test_a_pass_that_whoever_makes_the_calls_had_no_more_room_for_goes_on_once_h
     ensure_state_rows("default", ["r"])
     look = release_pass.release("default", ["r"], room=Room(http=1, handled=1), batch=1).next_look
     assert (look.on_room, look.goes_on) == (True, False)
+
+
+@pytest.mark.parametrize("limits", [[], [SlidingWindow("9/m")]])
+def test_a_pass_for_whoever_has_no_room_waits_for_that_and_for_no_limit(
+    rules: Rules, limits: Any
+) -> None:
+    rules(r=Rule(limits=limits))
+    send("r")
+    ensure_state_rows("default", ["r"])
+    made = release_pass.release("default", ["r"], room=NO_ROOM)
+    assert (made.released, made.next_look.on_room, made.next_look.goes_on) == ([], True, False)
+    assert not RuleState.objects.get(rule="r").memo.get("binding")
