@@ -67,7 +67,7 @@ class SlotGate(wire.Gate):
         self._job, self.ends = job, job.lease_ends
 
     def wait(self) -> None:
-        """Sleep until it is surely begun and its slot open. Dropped where little lease is left."""
+        """Wait until the job is begun and its slot open. Dropped: undone, or too little is left."""
         if self._job.clearance is not None and not self._job.clearance.wait():
             raise wire.Dropped("what has begun it was undone before the first byte was sent")
         self._sleep_until_slot()
@@ -107,7 +107,7 @@ def make(job: Job) -> Result:
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
         return scrub_result(judging.result_of_failure(job, why), ())
-    if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
+    if call.method in HTTP_METHODS and not values:  # no secret that the log of a library could tell
         return scrub_result(_make_unscrubbed(job, params), ())
     with withholding(values, call.method, job.params):
         return scrub_result(_make_unscrubbed(job, params), values)
@@ -137,7 +137,7 @@ def _result_of_drop(job: Job, dropped: wire.Dropped) -> Result:
 
 
 def _send_request(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
-    """Send it; note a shortage, or how long the answer took, as is expected of the next then."""
+    """Send it; note a shortage, or how long the answer took: so long the next is expected to."""
     rule = job.sound_rule
     timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
@@ -249,7 +249,7 @@ def _columns_of_answer(result: Result, values: tuple[str, ...]) -> Mapping[str, 
 
 
 def _cut_headers(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
-    """The headers that are looked at, the names of those that were cut, and their characters."""
+    """The headers to look at, the names of those cut, and how many characters all have."""
     kept, long, size = dict[str, str](), set[str](), 0
     for name, value in islice(given.items(), MOST_HEADERS):
         name, text = str(name)[: LONGEST_NAME + EDGE], str(value)
@@ -298,7 +298,7 @@ def _columns_of_body(
 def _without_secrets(
     content: bytes, charset: str | None, most: int, values: tuple[str, ...]
 ) -> str | None:
-    """The beginning of the body as text without secrets; None where it tells none."""
+    """The beginning of the body as text, without the secrets in it; None: there is none in it."""
     if not values:
         return None
     start = content[: most + EDGE]

@@ -76,7 +76,7 @@ class Answer:
     truncated: bool = False  # the body was cut at max_response_bytes
     broken: bool = False  # the body broke off, or ran past a timeout
     dropped: bool = False  # the gate raised Dropped, or this process lacks what a call takes
-    starved: bool = False  # the latter
+    starved: bool = False  # dropped, since this process lacks that
 
 
 def request(
@@ -108,7 +108,7 @@ def request(
 
 
 def _prepared_request(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
-    """The request, without a session's cookies and hooks. A header of None has no default."""
+    """The request, without a session's; a header of None is left out. Refused: none can be made."""
     prepared = requests.PreparedRequest()
     headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
     headers = _DEFAULT_HEADERS | headers
@@ -175,7 +175,7 @@ class _Idle(deque[Connection]):
 
 
 class _Pool(HTTPConnectionPool):
-    """To one place under one policy: who reuses one would be let through to its address too."""
+    """To one place under one policy: when one is reused, its address is not checked anew."""
 
     ConnectionCls = Connection
     QueueCls = _Idle  # type: ignore[assignment]
@@ -341,7 +341,7 @@ def _read_body(response: requests.Response, trip: Trip, answer: Answer) -> None:
 
 
 def _next_piece(raw: Any, wanted: int) -> bytes:
-    """The next bytes, as soon as there are some; none at the end: the connection goes back."""
+    """`wanted` bytes at most, once there are some; none at the end: the connection goes back."""
     encoding = raw.headers.get("content-encoding")
     if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
         if raw.tell():

@@ -336,7 +336,7 @@ def test_what_was_sent_has_arrived_by_the_latest_instant_that_was_seen(
     arrived: Any, is_late: bool, by: float
 ) -> None:
     gate = Gate()
-    gate.arrived, gate.is_late = arrived, is_late
+    gate.arrived_at, gate.is_late = arrived, is_late
     assert gate.latest_arrival(clocks.Mono(3.0), clocks.Mono(9.0)) == by
 
 

@@ -267,10 +267,10 @@ def test_where_the_database_is_away_it_is_told_less_often_how_far_calls_are(
 ) -> None:
     one = flight.Flight("default", lambda: 100)
     monkeypatch.setattr(one, "_with_connection", lambda work: None if is_away else ())
-    one.under_way, one.told = {1: _job(1, "r")}, time.monotonic() - flight.TELL
+    one.under_way, one.told_at = {1: _job(1, "r")}, time.monotonic() - flight.TELL
     one._ring()
     one._do_round()
-    since = time.monotonic() - one.told
+    since = time.monotonic() - one.told_at
     assert -flight.telling.AWAY <= since < 1 - flight.telling.AWAY if is_away else 0 <= since < 1
 
 
@@ -297,7 +297,11 @@ def test_what_ends_in_a_row_is_recorded_together_but_not_late(
     one, now, ended = flight.Flight.__new__(flight.Flight), [1000.0], deque[Any]()
     monkeypatch.setattr(flight.time, "monotonic", lambda: now[0])
     one.crew = SimpleNamespace(pending=(), ended=ended, take_unserved=list)  # type: ignore[assignment]
-    one.seen, one.first, one.under_way = 0, 0.0, {number: _job(number, "r") for number in range(99)}
+    one.seen, one.first_seen_at, one.under_way = (
+        0,
+        0.0,
+        {number: _job(number, "r") for number in range(99)},
+    )
     taken = list[Any]()
     while not taken:
         ended.append((_job(1, "r"), "result"))
