@@ -114,7 +114,9 @@ class Gate:
 
     # just after the last byte so far, or just before the first; None: none can have gone out
     sent_at: Mono | None = None
-    ends: float = math.inf  # when the request must have ended, whatever its timeouts say
+    ends_at: float = (
+        math.inf
+    )  # monotonic, when the request must have ended, whatever its timeouts say
     is_passed = False  # something was sent, or is about to be
     is_whole = False  # the last byte has left
     arrived_at: Mono | None = None  # when the other side had all of it, as far as that is known
@@ -157,14 +159,14 @@ class Trip:
 
     def __init__(self, timeouts: Timeouts, gate: Gate, policy: Policy) -> None:
         self.timeouts, self.gate, self.policy = timeouts, gate, policy
-        self.ends = min(monotonic() + timeouts.total, gate.ends)
+        self.ends_at = min(monotonic() + timeouts.total, gate.ends_at)
         self.in_gate = 0.0  # seconds, so far
         self.kept = 0  # bytes of its body, decoded
         self._off_network = self._turns = 0
 
     def seconds_left(self, bound: float = math.inf) -> float:
         """Seconds that the next wait may take, `bound` at most. TimeoutError where none is left."""
-        left = self.ends - monotonic()
+        left = self.ends_at - monotonic()
         if left <= 0:
             raise TimeoutError(f"{self._last_bound()} is over")
         return left if left < bound else bound
@@ -175,17 +177,19 @@ class Trip:
         self.gate.wait()
         waited = monotonic() - before
         self.in_gate += waited
-        self.ends = min(self.ends + waited, self.gate.ends)
+        self.ends_at = min(self.ends_at + waited, self.gate.ends_at)
         return waited
 
     def why_late(self, name: str, bound: float) -> str:
         """In words: this timeout of a step, or what ended the whole trip before it."""
         return (
-            self._last_bound() if self.ends <= monotonic() else f"the {name} timeout of {bound:g} s"
+            self._last_bound()
+            if self.ends_at <= monotonic()
+            else f"the {name} timeout of {bound:g} s"
         )
 
     def _last_bound(self) -> str:
-        if self.ends == self.gate.ends:
+        if self.ends_at == self.gate.ends_at:
             return "the lease"
         return f"the total timeout of {self.timeouts.total:g} s"
 
@@ -231,7 +235,7 @@ class Connection(HTTPConnection):
         for _ in range(3):
             if self.sock is None:
                 self.connect()
-            if trip.ends <= monotonic():
+            if trip.ends_at <= monotonic():
                 raise Failed(f"nothing was sent to {self._place}: {trip.why_late('', 0)} is over")
             if trip.pass_gate() < _UNNOTICED or self.is_connected:
                 return self._transmit(trip)

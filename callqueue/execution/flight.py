@@ -169,7 +169,7 @@ class Flight:
         now = latest = clocks.monotonic()
         end = now + (math.inf if seconds is None else seconds)
         while not landed.wait(TELL) and now < min(end, latest + RECORDED):
-            leases = [job.lease_ends for job in list(self.under_way.values())]
+            leases = [job.lease_ends_at for job in list(self.under_way.values())]
             now, latest = clocks.monotonic(), max([latest, *leases])
 
     def _abandon(self, message: Message, seconds: float | None) -> None:

@@ -64,7 +64,7 @@ class SlotGate(wire.Gate):
     """Waits for the instant to send at, and lets nothing through that may outlive the lease."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self.ends = job, job.lease_ends
+        self._job, self.ends_at = job, job.lease_ends_at
 
     def wait(self) -> None:
         """Wait until the job is begun and its slot open. Dropped: undone, or too little is left."""
@@ -72,7 +72,7 @@ class SlotGate(wire.Gate):
             raise wire.Dropped("what has begun it was undone before the first byte was sent")
         self._sleep_until_slot()
         self.is_passed = True
-        left = self._job.lease_ends - clocks.monotonic()
+        left = self._job.lease_ends_at - clocks.monotonic()
         if left <= 0:
             raise wire.Dropped("the lease had ended before the first byte was sent")
         if left < self._seconds_needed():
@@ -178,7 +178,7 @@ def _call_handler(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object
     if want := why_starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
     gate.wait()
-    left = timedelta(seconds=max(0.0, job.lease_ends - clocks.monotonic()))
+    left = timedelta(seconds=max(0.0, job.lease_ends_at - clocks.monotonic()))
     context = Context(
         call_id=call.id,
         rule=call.rule,
@@ -235,7 +235,7 @@ def _columns_of_answer(result: Result, values: tuple[str, ...]) -> Mapping[str, 
     headers, long, size = _cut_headers(response.headers)
     is_large = size + len(content) >= LARGE
     turn = _turns.setdefault(job.call.rule, threading.Lock()) if is_large else None
-    left = max(0.0, (job.lease_ends - clocks.monotonic()) / 2)
+    left = max(0.0, (job.lease_ends_at - clocks.monotonic()) / 2)
     if turn is not None and not turn.acquire(timeout=left):
         size = min(len(content), LONGEST_SIZE)
         empty = {"response_headers": {}, "response_body": NOT_KEPT, "response_size": size}

@@ -357,7 +357,7 @@ def _next_piece(raw: Any, wanted: int) -> bytes:
 
 def _why_broken(error: Exception, trip: Trip) -> str:
     timeouts = trip.timeouts
-    if trip.ends <= monotonic() or TimeoutError in (type(error), type(error.__cause__)):
+    if trip.ends_at <= monotonic() or TimeoutError in (type(error), type(error.__cause__)):
         return f"the body was not whole within {trip.why_late('read', timeouts.read)}"
     if isinstance(error, DecodeError):
         return "the body could not be decoded as its Content-Encoding says"

@@ -378,13 +378,13 @@ def test_nothing_is_sent_before_its_slot_or_that_may_outlive_its_lease(
     now, passed = clocks.monotonic(), list[bool]()
     opens = None if opens_in is None else now + opens_in
     job: Any = _job(1, "r")
-    job.lease_ends, job.sound_rule = now + left, Rule(total_timeout=60)
+    job.lease_ends_at, job.sound_rule = now + left, Rule(total_timeout=60)
     job.clearance = None if is_begun is None else SimpleNamespace(wait=lambda: is_begun)
     job.slot_opens_at = lambda: passed.append(gate.is_passed) or opens
     gate = request.SlotGate(job)
     with pytest.raises(Dropped, match=why) if why else nullcontext():
         gate.wait()
-    assert gate.ends == job.lease_ends
+    assert gate.ends_at == job.lease_ends_at
     assert (passed, gate.is_passed) == ([False] * (is_begun is not False), is_begun is not False)
     assert opens is None or clocks.monotonic() >= opens
 
