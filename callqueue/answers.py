@@ -47,7 +47,7 @@ class Answer:
     form: str = field(default=UTF_8, repr=False)  # of the column that it was read from
 
     def json(self, *, scrubbed: bool = False) -> Any:
-        """The body as JSON. AnswerCut: less is kept, or unless `scrubbed` a secret is taken out."""
+        """The body as JSON. AnswerCut: less is kept, or it is scrubbed and `scrubbed` is False."""
         if self.form == WITHHELD:
             raise AnswerCut(self.size, 0, _WITHHELD)
         if self.is_cut:

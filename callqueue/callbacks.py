@@ -44,7 +44,7 @@ TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_
 
 
 def log_and_announce(using: str, call_ids: Sequence[int], status: int) -> None:
-    """Log FAILED and UNKNOWN ends; have all of these announced that somebody is to hear of."""
+    """Log these ends, if FAILED or UNKNOWN; have workers announce those with callback_pending."""
     rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     if status not in _LOGGED:
         rows = rows.filter(callback_pending=True)
@@ -62,7 +62,7 @@ def log_end(pk: int, status: int, rule: str, why: str) -> None:
 
 
 def ask_to_announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
-    """Have workers announce these ends, each (call, rule); those of the rule's queue do."""
+    """Have workers announce these ends, (call, rule) each: those workers of the rule's queue."""
     config, by_queue = conf.current(), dict[str, list[int]]()
     for pk, rule in ended:
         by_queue.setdefault(config.queue_of(rule), []).append(pk)

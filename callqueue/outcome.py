@@ -32,7 +32,7 @@ class RetryLater:
 
 @dataclass(frozen=True)
 class HoldUntil:
-    """The provider throttles: nothing in `scope` goes before `until`, or for `max_hold` at most.
+    """The provider throttles: nothing in `scope` goes before `until`, at most `max_hold` from now.
 
     `until`: seconds from now, an aware datetime, or None (as what is past) for the rule's backoff.
     `scope`: "key", "queue", "rule", the name of one of the call's keys, or None for the narrowest

@@ -78,7 +78,7 @@ def begin(
 def _begin_once(
     using: str, attempt_ids: Sequence[int], worker: str, lease: float | None, doubt_ends: float
 ) -> list[Job]:
-    """One try. OperationalError: an earlier one may commit more yet, until `doubt_ends` (Mono)."""
+    """One try. OperationalError, until `doubt_ends` (monotonic): an earlier one may yet commit."""
     before = clocks.monotonic()
     found = _read_attempts_with_calls(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
@@ -245,7 +245,7 @@ def _columns_when_begun(job: Job, worker: str) -> dict[str, Any]:
 
 
 def _why_unfit(job: Job) -> str | None:
-    """Why the job cannot be made; None: it can. Sets its call's method to what the data name."""
+    """Why the job cannot be made; None: it can. Gives its call the method that its data names."""
     call, data = job.call, job.call.call_data
     is_readable = isinstance(data, Mapping) and isinstance(data.get("params"), Mapping)
     if is_readable:

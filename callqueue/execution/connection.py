@@ -114,9 +114,8 @@ class Gate:
 
     # just after the last byte so far, or just before the first; None: none can have gone out
     sent_at: Mono | None = None
-    ends_at: float = (
-        math.inf
-    )  # monotonic, when the request must have ended, whatever its timeouts say
+    # monotonic: when the request must have ended, whatever its timeouts say
+    ends_at: float = math.inf
     is_passed = False  # something was sent, or is about to be
     is_whole = False  # the last byte has left
     arrived_at: Mono | None = None  # when the other side had all of it, as far as that is known

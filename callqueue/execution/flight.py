@@ -358,7 +358,7 @@ class Crew:
         self.threads: set[threading.Thread] = set()
         self.refused_at = math.inf  # when no thread was to be had first, while jobs are pending
         self.full_at = self.said_at = -math.inf  # when that was so last, and when it was said
-        self.full = 0  # how many threads there were then
+        self.threads_when_full = 0  # how many threads there were then
 
     def add(self, jobs: Iterable[Job], threads: int) -> None:
         """Have these made, by so many more threads; by one at least, unless others are pending."""
@@ -386,7 +386,8 @@ class Crew:
 
     def max_jobs(self) -> float:
         """How many jobs there are threads for: as many as when none was to be had, for a minute."""
-        return max(1, self.full) if time.monotonic() - self.full_at < MINUTE else math.inf
+        is_full = time.monotonic() - self.full_at < MINUTE
+        return max(1, self.threads_when_full) if is_full else math.inf
 
     def take_unserved(self) -> list[Job]:
         """Take the jobs that have waited in vain for a thread: another process may have one."""
@@ -401,7 +402,7 @@ class Crew:
         return taken
 
     def _note_refusal(self, error: Exception) -> None:
-        self.full_at, self.full = time.monotonic(), len(self.threads)
+        self.full_at, self.threads_when_full = time.monotonic(), len(self.threads)
         self.refused_at = min(self.refused_at, self.full_at)
         if self.full_at - self.said_at >= MINUTE:
             self.said_at = self.full_at

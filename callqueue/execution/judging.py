@@ -179,7 +179,7 @@ def _seconds_until(until: float | timedelta | datetime | None, now: datetime) ->
 
 
 def _scope_of_hold(job: Job, scope: str | None) -> tuple[str, str]:
-    """(per, value): of `scope`, or of None the limits' first key, else queue; if none, the rule."""
+    """`scope` (None: the first key that limits are per, else queue), its value; else the rule."""
     pers = [scope] if scope else [limit.per for limit in job.sound_rule.limits]
     for per in pers:
         if per not in ("rule", "queue") and (value := key_part(job.call.key, per)):
@@ -226,7 +226,7 @@ def default_verdict(
 ) -> Outcome:
     """Success, a hold, a retry or the end, where no hook has a verdict. A throttled answer is a
     429 (RFC 6585 section 4), or a 503 with Retry-After (RFC 9110 section 15.6.4). Without a usable
-    time the hold is until None: for the rule's backoff.
+    time the hold's `until` is None: the rule's backoff.
     """
     if 200 <= status < 300:
         return Succeeded()

@@ -56,7 +56,7 @@ def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 
 def make_calls_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Wait out a shortage; make calls in the task, or give back as the worker goes; the count."""
+    """Wait out a shortage, make calls in this thread; the count. Gives back if told to go."""
     starvation.shortage.wait_out(patience(task))
     if not max_in_flight():
         _give_back(using, attempt_ids)

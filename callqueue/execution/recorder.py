@@ -90,7 +90,7 @@ def lay_hold(using: str, result: Result) -> None:
 
 
 def _rules_sharing_budget(using: str, rule: str, per: str) -> list[str]:
-    """This rule, and those in force that share a budget per that with it. One statement."""
+    """This rule, and those in force that share a named budget of this `per` with it. Reads once."""
     budgets = settings.book_in_force(using).budgets.get(rule, ())
     sharing = {other for b in budgets if b.limit.per == per and b.limit.name for other in b.rules}
     return sorted(sharing | {rule})

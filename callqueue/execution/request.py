@@ -51,7 +51,7 @@ _waits: dict[str, tuple[float, float]] = {}
 
 
 def expected_wait(rule: str) -> float:
-    """Seconds until an answer is read, if it takes as long as the last one."""
+    """Seconds until an answer is read, if it takes as long as the rule's last; SLOW at first."""
     return _waits.get(rule, (SLOW, SLOW))[1]
 
 

@@ -61,7 +61,7 @@ shortage = Shortage()
 
 
 def spare_descriptors() -> float:
-    """How many calls there are descriptors for: not those open at first, nor a spare. Or inf."""
+    """Descriptors for calls: the limit, less those open at first and a spare; inf: no limit."""
     if resource is None:
         return math.inf
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

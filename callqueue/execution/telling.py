@@ -77,7 +77,7 @@ def _patience(using: str, rule: str) -> float | None:
 
 
 def _is_to_be_told_of(gate: Any, now: Mono) -> bool:
-    """Whether what passed this gate is untold, was sent SLOW ago as a whole, and arrived: noted."""
+    """Whether what passed the gate is untold, whole, sent SLOW ago, and arrived (noted in it)."""
     if gate is None or gate.is_told or not gate.is_whole:
         return False
     sent = gate.sent_at

@@ -108,7 +108,7 @@ def request(
 
 
 def _prepared_request(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
-    """The request, without a session's; a header of None is left out. Refused: none can be made."""
+    """The request, without a session's cookies and hooks. Refused where none can be made."""
     prepared = requests.PreparedRequest()
     headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
     headers = _DEFAULT_HEADERS | headers
@@ -119,6 +119,7 @@ def _prepared_request(method: str, params: Mapping[str, Any]) -> requests.Prepar
             prepared.prepare_url(params["url"], params.get("params"))
         else:
             prepared.url = _prepared_url(params["url"])
+        # None takes a default header away
         prepared.prepare_headers({n: value for n, value in headers.values() if value is not None})
         if cookies:
             prepared.prepare_cookies(cookies)

@@ -107,7 +107,7 @@ STALE = "not retried: its idempotency key would be older than idempotency_ttl"
 
 
 def is_key_stale(job: Job, at: datetime) -> bool:
-    """Whether the provider may have forgotten its idempotency key at this instant of wall time."""
+    """Whether its idempotency key may be forgotten by then (wall time): a retry may act twice."""
     call, rule = job.call, job.rule
     if call.method in IDEMPOTENT or call.method not in HTTP_METHODS or call.first_sent_dt is None:
         return False
@@ -134,7 +134,7 @@ def after_failure(job: Job, why: str, now: datetime, after: float | None = None)
 
 
 def after_throttle(job: Job, why: str, now: datetime, until: datetime) -> Result:
-    """Goes again at `until`, using up no attempt; from `max_rate_limited` times on, as failed."""
+    """Goes again at `until`, using up no attempt; from `max_rate_limited` times on, a failure."""
     throttled = job.call.throttled_count + 1
     if throttled < job.sound_rule.retry.max_rate_limited:
         result = _make_result(job, states.THROTTLED, states.ERROR, why, due_at=until)
