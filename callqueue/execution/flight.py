@@ -211,6 +211,7 @@ class Flight:
                 self.told_at += telling.AWAY
 
     def _wait_for_news(self) -> None:
+        # for STALL where it looks by itself; else until it is rung, or TELL for what it looks after
         self.is_watching = False
         has_news = self.crew.pending or self.crew.ended  # read after that: what ends later rings
         self.is_watching = bool(has_news or any(one.is_partly_begun for one in self.boarding))

@@ -411,6 +411,7 @@ def _columns_of_new() -> dict[str, Any]:
 def _cancel(using: str, pks: Sequence[int]) -> list[int]:
     found = lock_calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
+    # such a call ends only if its last attempt is unbegun; a begin under way is waited for
     unbegun = lock_unbegun_of(using, last) if last else []
     _void_locked(using, [pk for pk, _, _ in unbegun])
     gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
