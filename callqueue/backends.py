@@ -54,7 +54,7 @@ class CallQueueBackend(BaseTaskBackend):
     supports_priority = True
 
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
-        """Send it in the caller's transaction. TypeError for arguments that are no JSON."""
+        """Send in the caller's transaction. TypeError: not JSON. InvalidCall: also if discarded."""
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         params = {

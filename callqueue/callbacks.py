@@ -62,7 +62,7 @@ def log_end(pk: int, status: int, rule: str, why: str) -> None:
 
 
 def ask_to_announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
-    """Have workers announce these ends, (call, rule) each: those workers of the rule's queue."""
+    """Ask the workers of each rule's queue to announce these ends, (call, rule) each."""
     config, by_queue = conf.current(), dict[str, list[int]]()
     for pk, rule in ended:
         by_queue.setdefault(config.queue_of(rule), []).append(pk)

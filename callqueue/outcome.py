@@ -36,7 +36,7 @@ class HoldUntil:
 
     `until`: seconds from now, an aware datetime, or None (as what is past) for the rule's backoff.
     `scope`: "key", "queue", "rule", the name of one of the call's keys, or None for the narrowest
-    that one of the rule's limits is per and the call has.
+    that one of the rule's limits is per and the call has. A scope that it has not: the rule.
     """
 
     until: float | timedelta | datetime | None

@@ -270,7 +270,7 @@ class Connection(HTTPConnection):
             raise Failed(f"no {tls}connection to {self._place}: {reason_of(error)}") from None
 
     def _new_conn(self) -> socket.socket:
-        """A socket to the first address that takes it. Raises the last one's error, or Refused."""
+        """A socket to the first address that accepts. Raises the last one's OSError, or Failed."""
         trip, error = self.trip, OSError("the name has no addresses")
         bound = trip.timeouts.connect
         for family, where in allowed_addresses(self._dns_host, self.port, trip):
@@ -407,7 +407,7 @@ class SecureConnection(Connection, HTTPSConnection):
 
 
 def _seconds_since_last_bytes(sock: socket.socket) -> float:
-    """Seconds since bytes came last, by Linux's tcpi_last_data_recv; on other systems 0."""
+    """Seconds since bytes came last, by Linux's tcpi_last_data_recv; 0: it does not tell."""
     if sys.platform != "linux":
         return 0.0
     try:

@@ -36,7 +36,7 @@ def execute(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 class _Execution:
-    """One execution of these attempts, and what is owed where it is struck."""
+    """One execution of these attempts, and the results that it still owes where it is struck."""
 
     def __init__(self, using: str, attempt_ids: Sequence[int]) -> None:
         self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.new_worker_name()

@@ -386,7 +386,7 @@ class Crew:
         return True
 
     def max_jobs(self) -> float:
-        """How many jobs there are threads for: as many as when none was to be had, for a minute."""
+        """How many jobs have threads: for a minute after a refusal, as many as then. Or inf."""
         is_full = time.monotonic() - self.full_at < MINUTE
         return max(1, self.threads_when_full) if is_full else math.inf
 

@@ -87,7 +87,7 @@ def request(
     timeouts: Timeouts,
     gate: Gate | None = None,
 ) -> Answer:
-    """Make the call: `params` as for requests.request. What the gate raises passes, but Dropped."""
+    """Make the call: `params` as for requests.request. Raises what the gate does, but Dropped."""
     gate = Gate() if gate is None else gate
     trip, answer, may_be_sent = Trip(timeouts, gate, policy), Answer(None, None), False
     try:
@@ -176,7 +176,7 @@ class _Idle(deque[Connection]):
 
 
 class _Pool(HTTPConnectionPool):
-    """To one place under one policy: when one is reused, its address is not checked anew."""
+    """Connections to one place under one policy: a reused one's address is not checked anew."""
 
     ConnectionCls = Connection
     QueueCls = _Idle  # type: ignore[assignment]
@@ -240,7 +240,7 @@ def _new_pool(place: Place, verify: bool | str) -> _Pool:
 
 @lru_cache(maxsize=64)
 def _tls_context(verify: bool | str) -> ssl.SSLContext:
-    """One per set of trusted certificates: reading them takes longer than a call."""
+    """One per `verify`: reading certificates takes long. Failed, Starved: they cannot be read."""
     context = create_urllib3_context()
     if verify is False:
         context.check_hostname = False
@@ -275,7 +275,7 @@ class _Adapter(HTTPAdapter):
         return request.path_url
 
     def build_response(self, req: requests.PreparedRequest, resp: Any) -> requests.Response:
-        """An answer that sets no cookie is not asked for any: that takes a jar and two mocks."""
+        """As requests's, but looks for cookies only where some are set: it takes a jar, mocks."""
         if "set-cookie" in resp.headers:
             return super().build_response(req, resp)
         original, resp._original_response = resp._original_response, None
