@@ -35,8 +35,8 @@ class HoldUntil:
     """The provider throttles: nothing in `scope` goes before `until`, at most `max_hold` from now.
 
     `until`: seconds from now, an aware datetime, or None (as what is past) for the rule's backoff.
-    `scope`: "key", "queue", "rule", the name of one of the call's keys, or None for the narrowest
-    that one of the rule's limits is per and the call has. A scope that it has not: the rule.
+    `scope`: "key", "queue", "rule", the name of one of the call's keys, or None: the first key that
+    the rule's limits are per and the call has, else "queue" if one is. In other cases: the rule.
     """
 
     until: float | timedelta | datetime | None
