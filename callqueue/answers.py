@@ -47,7 +47,7 @@ class Answer:
     form: str = field(default=UTF_8, repr=False)  # of the column that it was read from
 
     def json(self, *, scrubbed: bool = False) -> Any:
-        """The body as JSON. AnswerCut where less is kept, or a secret is out unless `scrubbed`."""
+        """The body as JSON. AnswerCut: less is kept, or it is scrubbed and `scrubbed` is False."""
         if self.form == WITHHELD:
             raise AnswerCut(self.size, 0, _WITHHELD)
         if self.is_cut:
@@ -61,7 +61,7 @@ class Answer:
 
 
 def answer_of(attempt: Any, unreadable: Mapping[str, str]) -> Answer | None:
-    """By its columns; None: it has none. `unreadable`: what stands where decryption failed."""
+    """An attempt's answer; None: it has none. `unreadable`: what stands where decryption failed."""
     if attempt.response_size is None:
         return None
     text, form = attempt.response_body, attempt.response_form
@@ -84,8 +84,8 @@ def answer_of(attempt: Any, unreadable: Mapping[str, str]) -> Answer | None:
 
 
 def pack_body(content: bytes, charset: str | None, *, is_cut: bool) -> tuple[str, str]:
-    """The bytes as text, and its form. Where they are cut, a character that is not whole is left
-    off. As in `texts.decoded`, a claim of Latin-1 is the last that is tried.
+    """The bytes as text, and its form. If they are cut, a last character that is not whole is left
+    off. As in `texts.decoded`, a claim of Latin-1 is the last codec tried; then base64.
     """
     claimed = texts.codec_of(charset)
     first = "utf-8" if claimed == "latin-1" else claimed

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 METHOD = "django_task"
 HEAD, TAIL = 400, 1400  # characters of an error's own words, and of its traceback's end
+# how a text by `_error_text` begins: the path of the error's class
 _RAISED = re.compile(r"([A-Za-z_][\w.]*\.[A-Za-z_]\w*)(?:: |\n|$)")
-_UNRAISED = "callqueue.exceptions.CallQueueError"
+_UNRAISED = "callqueue.exceptions.CallQueueError"  # the class of what begins otherwise
 
 
 class CallQueueBackend(BaseTaskBackend):
@@ -53,7 +54,7 @@ class CallQueueBackend(BaseTaskBackend):
     supports_priority = True
 
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
-        """Send it in the caller's transaction. TypeError for arguments that are no JSON."""
+        """Send in the caller's transaction. TypeError: not JSON. InvalidCall: also if discarded."""
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         params = {
@@ -75,7 +76,7 @@ class CallQueueBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """The result of this id, which is its call's, or TaskResultDoesNotExist."""
+        """By its call's id. TaskResultDoesNotExist: not of this backend, or its task not loaded."""
         text = str(result_id)
         is_key = text.isascii() and text.isdigit() and len(text) <= 18
         call = self._calls.filter(pk=int(text), method=METHOD).first() if is_key else None
@@ -95,7 +96,7 @@ class CallQueueBackend(BaseTaskBackend):
         return self._read_result(call, task)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """callqueue.E005: the app is not installed, or OPTIONS names a rule that there is not."""
+        """callqueue.E005: not installed, or an unknown rule in OPTIONS. [] if CALLQUEUE is bad."""
         place = f"TASKS[{self.alias!r}]"
         if not apps.is_installed("callqueue"):
             return [Error(f"{place}: 'callqueue' is not in INSTALLED_APPS", id="callqueue.E005")]
@@ -126,11 +127,13 @@ class CallQueueBackend(BaseTaskBackend):
             # work that is done is not done again because its value cannot be kept
             failure = GiveUp if has_returned else RetryLater
             # within the handler of the exception: Django's own listener logs its traceback
-            return self._finish(context, result, failure(_error_text(error)))
-        return self._finish(context, result, outcome)
+            return self._announce_if_last(context, result, failure(_error_text(error)))
+        return self._announce_if_last(context, result, outcome)
 
-    def _finish(self, context: Context, result: TaskResult[..., Any], outcome: Outcome) -> Outcome:
-        """Tell the listeners of task_finished what will be recorded, if no more attempts follow."""
+    def _announce_if_last(
+        self, context: Context, result: TaskResult[..., Any], outcome: Outcome
+    ) -> Outcome:
+        """This outcome. If no more attempts follow, task_finished says what will be recorded."""
         is_last = isinstance(outcome, RetryLater) and context.is_last
         if is_last or isinstance(outcome, Succeeded | GiveUp):
             _set_fields(result, finished_at=database.clock(self.options.get("using") or "default"))
@@ -194,7 +197,7 @@ def _discover_tasks() -> None:
 
 
 def _registered_task(path: str) -> Task[..., Any]:
-    """The task of this path. LookupError: it is not loaded, and no row has it imported."""
+    """The task of this path. LookupError: not loaded, and what a row names is not imported."""
     _discover_tasks()
     found = _loaded_attribute(path)
     if not isinstance(found, Task) or found.module_path != path:

@@ -23,20 +23,20 @@ from callqueue.texts import in_one_line
 if TYPE_CHECKING:
     from callqueue.managers import CallQueueQuerySet
 
-# what a worker has to announce an end, before a dispenser asks again; and how long a callback that
-# could not be sent is let be
+# how long a worker has to announce an end, before a dispenser asks again; and how long a callback
+# that was refused waits for its next try
 LEFT = timedelta(seconds=10)
-CLAIMED = timedelta(seconds=60)  # for which what a task announces is let be
-SENDING = 20.0  # seconds after which no more of what is claimed is announced; so for receivers
+CLAIMED = timedelta(seconds=60)  # for which no other task announces what one has claimed
+SENDING = 20.0  # seconds for which a task announces what it has claimed; receivers have as many
 # seconds after which a callback that runs in this process is left to itself
 RUNNING = 5.0
 MOST = 500  # calls that are claimed at once
 FEW = 20  # and where their callbacks run in this process
 READ = 50  # calls whose data is read at once: it may be large
 MOST_OWED = 5000  # calls that a dispenser asks for at once
-ASKED = timedelta(minutes=10)  # for which what was asked for is let be at most
+ASKED = timedelta(minutes=10)  # after which at the latest an end that is owed is asked for again
 AHEAD = 2 * ASKED  # an instant that is further ahead was written before the clock was set back
-# how a task's call ends without its run's telling the result backend, or perhaps without
+# ends of a task's call of which its run has not told the result backend, or perhaps has not
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 _LOGGED = {states.FAILED: "call_failed", states.UNKNOWN: "call_unknown"}
 
@@ -44,7 +44,7 @@ TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_
 
 
 def log_and_announce(using: str, call_ids: Sequence[int], status: int) -> None:
-    """Log FAILED and UNKNOWN ends; have all of these announced that somebody is to hear of."""
+    """Log these ends, if FAILED or UNKNOWN; have workers announce those with callback_pending."""
     rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     if status not in _LOGGED:
         rows = rows.filter(callback_pending=True)
@@ -62,7 +62,7 @@ def log_end(pk: int, status: int, rule: str, why: str) -> None:
 
 
 def ask_to_announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
-    """Have workers announce these ends, each (call, rule); those of the rule's queue do."""
+    """Ask the workers of each rule's queue to announce these ends, (call, rule) each."""
     config, by_queue = conf.current(), dict[str, list[int]]()
     for pk, rule in ended:
         by_queue.setdefault(config.queue_of(rule), []).append(pk)
@@ -73,16 +73,16 @@ def ask_to_announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
 
 
 def ask_for_owed_ends(using: str) -> None:
-    """Have those ends announced that nobody has: a message was lost, or the broker away. Each is
-    asked for again after as long as it was owed: none is behind those whose queue has no worker.
+    """Have those ends announced that nobody has: a message was lost, or the broker away. Asks again
+    after as long as an end has been owed, ASKED at most: a queue with no worker delays no other.
     """
     ask_to_announce(using, untimed_transaction(using, lambda: _take_ends_to_ask_for(using)))
 
 
 def announce_owed_ends(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
-    """Announce what is owed of these calls, for SENDING or so; the count of those that owe nothing
-    more. Signals go with the first try, and may take as long again. A callback that is refused has
-    its next turn a little later, after all that were not tried: none keeps back what is behind.
+    """Announce what these calls owe, for SENDING or so; the count of those that owe nothing more.
+    Signals go with the first try, for as long again at most. A refused callback is tried again
+    LEFT later, after all that were not tried yet.
     """
     late = time.monotonic() + SENDING
     owed = _owed_calls(using).filter(pk__in=call_ids)
@@ -91,7 +91,7 @@ def announce_owed_ends(using: str, call_ids: Sequence[int], tell_results: TellRe
         return 0
     sent, refused = _send_owed(using, due, late, tell_results)
     tried = {*sent, *refused}
-    _notify([one for one in due if one.pk in tried and not one.callback_heard])
+    _notify_receivers([one for one in due if one.pk in tried and not one.callback_heard])
     mine = [one.pk for one in due]
     database.persist(
         using, lambda: _conclude_claim(using, mine, claim, sent, refused), during="callback"
@@ -121,8 +121,8 @@ def _signals_of(status: int) -> list[Any]:
     return [own[status], events.call_finished] if status in own else [events.call_finished]
 
 
-def _notify(calls: Sequence[Any]) -> None:
-    """Send the signals of these ends; a receiver that hangs is left behind, and holds no worker."""
+def _notify_receivers(calls: Sequence[Any]) -> None:
+    """Send these ends' signals: here in a transaction or eagerly; else aside, SENDING at most."""
     told = [(signal, call) for call in calls for signal in _signals_of(call.status)]
     heard = [(signal, call) for signal, call in told if signal.receivers]
     is_here = current_app.conf.task_always_eager or database.in_any_transaction()
@@ -171,7 +171,7 @@ def _is_past(column: str, instant: datetime) -> Q:
 
 
 def _claim_owed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
-    """Claim MOST calls at most that nobody else announces, untried first; they, and until when."""
+    """Claim MOST at most that nobody else announces, untried first; (they, when the claim ends)."""
     with database.writing(using):
         now = database.clock(using)
         in_turn = owed.filter(_is_free("callback_at", now)).only(
@@ -202,8 +202,8 @@ def _conclude_claim(
 def _send_owed(
     using: str, due: Sequence[Any], late: float, tell_results: TellResults
 ) -> tuple[list[int], list[int]]:
-    """Send what these calls owe; those of which all is sent, and those refused, as are all whose
-    callback was refused for one before. Stops when it is `late` (monotonic): others are in neither.
+    """Send what these calls owe: (those of which all is sent, those refused). Where a callback is
+    refused, so are the later calls that name it. Calls left at `late` (monotonic) are in neither.
     """
     ended = [one.pk for one in due if tells_results(one.status)]
     untold = database.persist(using, lambda: _celery_tasks_among(using, ended), during="callback")
@@ -246,7 +246,7 @@ def _tell_backend(using: str, call_ids: Sequence[int], tell_results: TellResults
 
 
 def _send_callback(task: str, args: tuple[Any, ...]) -> bool:
-    """Send a callback; whether the broker took it, or it ran here. Else tell: it is tried again."""
+    """Send a callback, or run it here. False: an event says why that failed; it is tried again."""
     if broker.is_bypassed():
         try:
             broker.run_by_name(current_app, task, args, seconds=RUNNING)

@@ -38,7 +38,7 @@ class Maker:
         under_way, now = list(self.flight.under_way.values()), clocks.monotonic()
         http = sum(job.call.method in HTTP_METHODS for job in under_way)
         handled = [job for job in under_way if job.call.method not in HTTP_METHODS]
-        hung = min(HUNG, sum(job.lease_ends < now for job in handled))
+        hung = min(HUNG, sum(job.lease_ends_at < now for job in handled))
         most = (
             0
             if starvation.shortage.is_on

@@ -19,7 +19,7 @@ class Succeeded:
 
 @dataclass(frozen=True)
 class RetryLater:
-    """A failed attempt; the call goes again `after` seconds, or after the rule's backoff."""
+    """A failed attempt. Unless it was the last: again in `after` seconds (None: rule's backoff)."""
 
     why: str
     after: float | timedelta | None = None
@@ -32,11 +32,11 @@ class RetryLater:
 
 @dataclass(frozen=True)
 class HoldUntil:
-    """The provider throttles: nothing in `scope` goes before `until`.
+    """The provider throttles: nothing in `scope` goes before `until`, at most `max_hold` from now.
 
     `until`: seconds from now, an aware datetime, or None (as what is past) for the rule's backoff.
-    `scope`: "key", "queue", "rule", the name of one of the call's keys, or None for the narrowest
-    that one of the rule's limits is per and the call has.
+    `scope`: "key", "queue", "rule", the name of one of the call's keys, or None: the first key that
+    the rule's limits are per and the call has, else "queue" if one is. In other cases: the rule.
     """
 
     until: float | timedelta | datetime | None

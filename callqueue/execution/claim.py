@@ -42,25 +42,25 @@ _OF_ATTEMPT = [(name, f"a.{name}") for name in OF_ATTEMPT]
 _OF_CALL = [(name, f"c.{name}") for name in READS]
 # seconds for which a begin whose answer was lost may come through yet
 DOUBT = 5.0
-# why a call cannot be made, where it is not for its own sake
+# why a job is unfit; for other reasons than these its call fails
 EXPIRED = "expired"
 NEWER = "only other processes' settings have its rule: their workers can make it"
 STARVED = "nothing was sent: this worker's process may have no more descriptors"
 
 
 def new_worker_name() -> str:
-    """A new name for each begin of a message: of two begins of it, one has an attempt."""
+    """A new name for each begin of a message: so of two begins, one alone has an attempt."""
     return f"{texts.storable(socket.gethostname())[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
 
 
 def begin(
     using: str, attempt_ids: Sequence[int], worker: str = "", lease: float | None = None
 ) -> list[Job]:
-    """Take these attempts, those that are still to be begun or that this worker has, since the
-    answer to a first try may have been lost; in the order in which to send them. Gives back the
-    rest. `lease`: seconds for which they are taken; None: as their rules say. A database that is
-    away is waited for, for as long as a release is good for; and what is locked after a try that
-    failed, for a while: its commit may come through yet, and nobody else makes what it has begun.
+    """Take those of these attempts that are still to be begun, or that this worker has: the answer
+    to a first try may have been lost. Returns them in the order in which to send them; gives back
+    the rest. `lease`: seconds for which they are taken; None: as their rules say. Waits for a
+    database that is away, for as long as a release is good for. After a try that failed it waits
+    DOUBT for what is locked: a late commit may begin that, and nobody else would make it.
     """
     name, seconds, doubt_ends = worker or new_worker_name(), conf.current().release_lease, 0.0
 
@@ -78,7 +78,7 @@ def begin(
 def _begin_once(
     using: str, attempt_ids: Sequence[int], worker: str, lease: float | None, doubt_ends: float
 ) -> list[Job]:
-    """One try; gives back what it leaves out. OperationalError where that is in doubt as yet."""
+    """One try. OperationalError, until `doubt_ends` (monotonic): an earlier one may yet commit."""
     before = clocks.monotonic()
     found = _read_attempts_with_calls(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
@@ -184,7 +184,7 @@ def _is_as_charged(row: Mapping[str, Any]) -> bool:
 def _read_clock(
     using: str, rows: Sequence[Mapping[str, Any]], before: Mono
 ) -> tuple[Reading, datetime]:
-    """The clock that the rows brought, narrowed by earlier readings; since when it is steady."""
+    """(The rows' reading, or without rows a new one, narrowed; since when the clock is steady.)"""
     if rows:
         shown = [rows[0][name] for name in ledger_time.READING_COLUMNS]
         reading = ledger_time.reading_of(using, before, *shown)
@@ -197,7 +197,7 @@ def _read_clock(
 def send_at_by_clock(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
-    """When to send (None: now) by this clock: after a jump as far ahead as at release, or less."""
+    """When to send (None: now): as far ahead as at release; if steady, no later than `send_at`."""
     if send_at is None:
         return None
     latest = from_us(clock.at) + (send_at - released_at)
@@ -221,7 +221,7 @@ def _jobs_of_rows(
         opens = job.slot_opens_at()
         ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
         seconds = config.begun_lease(job.rule) if lease is None else lease
-        job.lease_ends = clock.before + ahead + seconds
+        job.lease_ends_at = clock.before + ahead + seconds
         job.unfit = _why_unfit(job)
         attempt.send_at = send_at_by_clock(attempt.send_at, attempt.released_at, clock, steady_from)
         jobs.append(job)
@@ -229,9 +229,9 @@ def _jobs_of_rows(
 
 
 def _columns_when_begun(job: Job, worker: str) -> dict[str, Any]:
-    """What begin writes of an attempt (and of the job: its worker)."""
+    """The columns of an attempt that begin writes; sets the worker in the job, too."""
     started_at = from_us(job.clock.at)
-    seconds = max(0.0, job.lease_ends - job.clock.before)
+    seconds = max(0.0, job.lease_ends_at - job.clock.before)
     job.attempt.worker = worker
     return {
         "pk": job.attempt.id,
@@ -245,7 +245,7 @@ def _columns_when_begun(job: Job, worker: str) -> dict[str, Any]:
 
 
 def _why_unfit(job: Job) -> str | None:
-    """None where it can be made. Its call gets the method that its data names."""
+    """Why the job cannot be made; None: it can. Gives its call the method that its data names."""
     call, data = job.call, job.call.call_data
     is_readable = isinstance(data, Mapping) and isinstance(data.get("params"), Mapping)
     if is_readable:
@@ -269,7 +269,7 @@ def _why_unfit(job: Job) -> str | None:
 
 
 def import_error_of_hooks(job: Job) -> str | None:
-    """None where they can be imported. Not for a transaction: a module may do anything then."""
+    """Why hooks cannot be imported; None: they can. In no transaction: modules may do anything."""
     for name in ("classify", "settle"):
         path = getattr(job.rule, name)
         try:

@@ -112,21 +112,22 @@ class Timeouts(NamedTuple):
 class Gate:
     """What a request passes just before its first byte. This gate is always open."""
 
-    # just after the last byte; None: no byte may have reached the network
+    # just after the last byte so far, or just before the first; None: none can have gone out
     sent_at: Mono | None = None
-    ends: float = math.inf  # when the request must have ended, whatever its timeouts say
+    # monotonic: when the request must have ended, whatever its timeouts say
+    ends_at: float = math.inf
     is_passed = False  # something was sent, or is about to be
     is_whole = False  # the last byte has left
-    arrived: Mono | None = None  # when the other side had all of it, as far as that is known
-    # when the last bytes of an answer came that were read, or its end; None: it had none
-    answered_at: Mono | None = None
+    arrived_at: Mono | None = None  # when the other side had all of it, as far as that is known
     is_late = False  # it had not at the last look
+    # when the last bytes of an answer came that were read, or its end; None: none have come
+    answered_at: Mono | None = None
     is_told = False  # the ledger knows when it was sent
 
     def latest_arrival(self, sent: Mono, answered: Mono) -> Mono:
-        """By when all that was sent then had arrived, as far as this process saw."""
-        if self.arrived is not None:
-            return max(sent, self.arrived)
+        """The latest instant at which what left at `sent` can have arrived, as far as was seen."""
+        if self.arrived_at is not None:
+            return max(sent, self.arrived_at)
         return answered if self.is_late else sent
 
     def has_arrived(self) -> bool:
@@ -135,7 +136,7 @@ class Gate:
 
     def wait(self) -> None:
         """Return when the first byte may go, or raise Dropped. Called connected and composed, and
-        once more where the server hung up meanwhile. Its time counts against no timeout.
+        again where the server hung up meanwhile. Time in it counts against no timeout.
         """
 
 
@@ -157,40 +158,42 @@ class Trip:
 
     def __init__(self, timeouts: Timeouts, gate: Gate, policy: Policy) -> None:
         self.timeouts, self.gate, self.policy = timeouts, gate, policy
-        self.ends = min(monotonic() + timeouts.total, gate.ends)
-        self.in_gate = 0.0
+        self.ends_at = min(monotonic() + timeouts.total, gate.ends_at)
+        self.in_gate = 0.0  # seconds, so far
         self.kept = 0  # bytes of its body, decoded
         self._off_network = self._turns = 0
 
     def seconds_left(self, bound: float = math.inf) -> float:
         """Seconds that the next wait may take, `bound` at most. TimeoutError where none is left."""
-        left = self.ends - monotonic()
+        left = self.ends_at - monotonic()
         if left <= 0:
             raise TimeoutError(f"{self._last_bound()} is over")
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
-        """Wait in it; the seconds. The end moves by them, but not past the gate's own."""
+        """Wait in the gate; the seconds. The trip's end moves by them, but not past the gate's."""
         before = monotonic()
         self.gate.wait()
         waited = monotonic() - before
         self.in_gate += waited
-        self.ends = min(self.ends + waited, self.gate.ends)
+        self.ends_at = min(self.ends_at + waited, self.gate.ends_at)
         return waited
 
     def why_late(self, name: str, bound: float) -> str:
         """In words: this timeout of a step, or what ended the whole trip before it."""
         return (
-            self._last_bound() if self.ends <= monotonic() else f"the {name} timeout of {bound:g} s"
+            self._last_bound()
+            if self.ends_at <= monotonic()
+            else f"the {name} timeout of {bound:g} s"
         )
 
     def _last_bound(self) -> str:
-        if self.ends == self.gate.ends:
+        if self.ends_at == self.gate.ends_at:
             return "the lease"
         return f"the total timeout of {self.timeouts.total:g} s"
 
     def note_read(self, count: int) -> None:
-        """Count a read of the answer; rest after some. Flooded by many, or where few are body."""
+        """Count a read of so many bytes; rest after some. Flooded: too many, or hardly any body."""
         self._off_network += count
         self._turns += 1
         if self._off_network - self.kept > WASTE + self._off_network // 4:
@@ -208,8 +211,8 @@ class Connection(HTTPConnection):
     is_secure = False
     is_whole = True  # the whole request went out
     is_resting = True  # nothing of a request is on its way
-    _is_unsent = True
-    idle_since = math.inf
+    _is_unsent = True  # no byte of it
+    idle_since = math.inf  # monotonic; inf: since it was connected it has not been idle
 
     def request(
         self, method: str, url: str, body: Any = None, headers: Any = None, **more: Any
@@ -231,7 +234,7 @@ class Connection(HTTPConnection):
         for _ in range(3):
             if self.sock is None:
                 self.connect()
-            if trip.ends <= monotonic():
+            if trip.ends_at <= monotonic():
                 raise Failed(f"nothing was sent to {self._place}: {trip.why_late('', 0)} is over")
             if trip.pass_gate() < _UNNOTICED or self.is_connected:
                 return self._transmit(trip)
@@ -240,7 +243,7 @@ class Connection(HTTPConnection):
         raise Failed(f"{self._place} closes connections before anything is sent")
 
     def putheader(self, header: Any, *values: Any) -> None:
-        """As http.client's, of whose checks one is left to be made: that nothing ends the line."""
+        """As http.client's, of whose checks one is still needed: ValueError for a line break."""
         line = header.encode("ascii") + b": "
         for value in values:
             line += value if isinstance(value, bytes) else str(value).encode("latin-1")
@@ -267,7 +270,7 @@ class Connection(HTTPConnection):
             raise Failed(f"no {tls}connection to {self._place}: {reason_of(error)}") from None
 
     def _new_conn(self) -> socket.socket:
-        """A socket to the first address that takes it. Raises the last one's error, or Refused."""
+        """A socket to the first address that accepts. Raises the last one's OSError, or Failed."""
         trip, error = self.trip, OSError("the name has no addresses")
         bound = trip.timeouts.connect
         for family, where in allowed_addresses(self._dns_host, self.port, trip):
@@ -288,8 +291,8 @@ class Connection(HTTPConnection):
         raise error
 
     def _transmit(self, trip: Trip) -> None:
-        """Send what was composed. Failed or Starved where none of it went out, Failed where it is
-        late and no answer is there; what else breaks a send is for getresponse to tell: it may be.
+        """Send what was composed. Failed or Starved if none of it went out; Failed if time is up
+        and there is nothing to read. After any other error there may be an answer: none is raised.
         """
         gate, sock, outgoing, self._outgoing = trip.gate, self.sock, self._outgoing, []
         before, gate.is_whole, self._is_unsent = gate.sent_at, False, True
@@ -372,7 +375,7 @@ class Connection(HTTPConnection):
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is not idle for long, and neither its end nor an answer waits in it."""
+        """Whether it can be used: not idle for long, with nothing to read, its end included."""
         if self.sock is None or monotonic() - self.idle_since > IDLE_SECONDS:
             return False
         return not self._has_unread()
@@ -404,7 +407,7 @@ class SecureConnection(Connection, HTTPSConnection):
 
 
 def _seconds_since_last_bytes(sock: socket.socket) -> float:
-    """Seconds since bytes came last, by Linux's tcpi_last_data_recv; on other systems 0."""
+    """Seconds since bytes came last, by Linux's tcpi_last_data_recv; 0: it does not tell."""
     if sys.platform != "linux":
         return 0.0
     try:
@@ -415,7 +418,7 @@ def _seconds_since_last_bytes(sock: socket.socket) -> float:
 
 
 def _set_timeout(sock: socket.socket, seconds: float) -> None:
-    """Set it where it is another: what asks the system gives other threads their turn."""
+    """Set it if it is another: each call of the system lets other threads go first."""
     if sock.gettimeout() != seconds:
         sock.settimeout(seconds)
 
@@ -479,7 +482,7 @@ class _Reader(io.RawIOBase):
         gate.answered_at = None  # where nothing more comes, what came before was not the answer
         _set_timeout(self._sock, self._trip.seconds_left(self._trip.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
-        # the end of a connection is no data, of which the system tells
+        # of data the system tells when it came; of the connection's end it does not
         gate.answered_at = monotonic() - (_seconds_since_last_bytes(self._sock) if count else 0.0)
         self._trip.note_read(count or 0)
         return count

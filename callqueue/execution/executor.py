@@ -36,7 +36,7 @@ def execute(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 class _Execution:
-    """One execution of these attempts, and what is owed where it is struck."""
+    """One execution of these attempts, and the results that it still owes where it is struck."""
 
     def __init__(self, using: str, attempt_ids: Sequence[int]) -> None:
         self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.new_worker_name()
@@ -55,8 +55,9 @@ class _Execution:
         return len(self.jobs)
 
     def record_or_give_back(self, struck: BaseException) -> None:
-        """Record what was made, void what was not sent; what a struck begin took is found again."""
+        """Record what was made, void what was not sent; if the database fails, leases decide."""
         database.close_all()  # what struck may have done so in the middle of an answer
+        # an interrupted begin is repeated: by the worker's name it finds what it took
         if self.jobs is None and recorder.interruption(struck) is not None:
             self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
         owed = {result.job.attempt.id for result in self.owed}

@@ -31,17 +31,17 @@ RECORDED = 2.0  # seconds past the last lease that a process which leaves waits 
 # seconds that a process that goes at once stays for what has just been answered
 LEAVING = 1.0
 SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
-# seconds of an answer's latency in which no other thread gets further: all share one interpreter.
-# That is known no better on a kernel with 250 ticks a second
+# seconds of an answer's latency that are taken for this process's own work, in which no other
+# thread gets further. A kernel with 250 ticks a second measures no finer
 OWN = 0.004
 # seconds for which a message waits for room before what is left of it goes on to another process
 HELD = 0.03
 STALL = 0.003  # seconds without an end after which another thread joins
 # seconds without an end after which what has ended is handed over, when all jobs are begun
 QUIET = 0.004
-HEARD = 0.001  # seconds for which who gives a clearance waits until the first job goes
+HEARD = 0.001  # seconds that whoever gives a clearance waits at most for the first job to go
 AGE = 0.012  # seconds after which what has ended is handed over in any case: limits wait for it
-# seconds after which it is while jobs are still to begin: fast calls are best recorded together
+# the same while jobs are still to begin: fast calls are best recorded together
 PENDING_AGE = 0.05
 # threads that compose requests before their clearance: who gives it waits until these have begun
 AHEAD = 4
@@ -112,15 +112,15 @@ class Flight:
         self.under_way: dict[int, Job] = {}
         self.crew = Crew(self._make, self._ring)
         self.is_watching = True  # it looks every few milliseconds, without being rung for
-        # how many ended jobs were seen, when the first and the last of them were, and when any job
-        # began or ended last; in monotonic seconds
-        self.seen, self.first, self.last, self.moved = 0, 0.0, 0.0, 0.0
-        self.told = 0.0  # when the ledger was told last, in monotonic seconds
+        self.seen = 0  # how many ended jobs were seen that are not taken yet
+        # in monotonic seconds: when the first and the last of them were seen, when any job began or
+        # ended last, and when the ledger was told last
+        self.first_seen_at, self.last_seen_at, self.moved_at, self.told_at = 0.0, 0.0, 0.0, 0.0
         threading.Thread(target=self._fly, name="callqueue-flight", daemon=True).start()
 
     def board(self, attempt_ids: Sequence[int], seconds: float | None) -> Message:
-        """Hand over attempts; wait until they are under way and there is room for more, or none for
-        some of them. After `seconds` (None: never) no more begin, and it returns in as many more.
+        """Hand over attempts; wait until they are under way and there is room for more, or some
+        find none (`left`). After `seconds` (None: never) no more begin; it returns in as many more.
         """
         message = Message(attempt_ids)
         self.inbox.put(message)
@@ -133,9 +133,9 @@ class Flight:
         return message
 
     def take_off(self, jobs: Sequence[Job]) -> Callable[[bool], None]:
-        """Hand over jobs that this process begins, whatever their methods; returns at once. Their
-        requests are composed, and wait for their clearance: what this returns gives it, and is to
-        be called with whether they are begun. Room for them is the caller's to see to: see `room`.
+        """Hand over jobs that this process is beginning, whatever their methods, and return at
+        once. Their requests are composed, and wait for clearance: what this returns is to be called
+        with whether the jobs are begun. The caller has seen that there is `room` for them.
         """
         clearance, unfit = Clearance(), [job for job in jobs if job.unfit is not None]
         fit = [job for job in jobs if job.unfit is None]
@@ -169,7 +169,7 @@ class Flight:
         now = latest = clocks.monotonic()
         end = now + (math.inf if seconds is None else seconds)
         while not landed.wait(TELL) and now < min(end, latest + RECORDED):
-            leases = [job.lease_ends for job in list(self.under_way.values())]
+            leases = [job.lease_ends_at for job in list(self.under_way.values())]
             now, latest = clocks.monotonic(), max([latest, *leases])
 
     def _abandon(self, message: Message, seconds: float | None) -> None:
@@ -183,7 +183,7 @@ class Flight:
         return result if _is_begun(job) else None
 
     def _ring(self) -> None:
-        """Wake the flight, as a thread does that has no job left: waking costs, so no end does."""
+        """Wake the flight, unless it looks by itself. Idle threads do: waking at each end costs."""
         if not self.is_watching or len(self.crew.ended) >= len(self.under_way):
             self.inbox.put(None)
 
@@ -203,16 +203,17 @@ class Flight:
         self._record(self._take_ended())
         self._begin_waiting()
         self._let_tasks_go()
-        if self.under_way and time.monotonic() - self.told >= TELL:
-            self.told = time.monotonic()
+        if self.under_way and time.monotonic() - self.told_at >= TELL:
+            self.told_at = time.monotonic()
             ended = {id(job) for job, _ in list(self.crew.ended)}
             open_ = [job for key, job in list(self.under_way.items()) if key not in ended]
             if self._with_connection(lambda: telling.tell(self.using, open_)) is None:
-                self.told += telling.AWAY
+                self.told_at += telling.AWAY
 
     def _wait_for_news(self) -> None:
+        # for STALL where it looks by itself; else until it is rung, or TELL for what it looks after
         self.is_watching = False
-        has_news = self.crew.pending or self.crew.ended  # after it: whoever sees it does not ring
+        has_news = self.crew.pending or self.crew.ended  # read after that: what ends later rings
         self.is_watching = bool(has_news or any(one.is_partly_begun for one in self.boarding))
         is_waited_for = self.under_way or self.boarding
         timeout = STALL if self.is_watching else TELL if is_waited_for else IDLE_SECONDS
@@ -238,16 +239,16 @@ class Flight:
         """What ended and is due to be recorded; unserved jobs, voided. A stall adds a thread."""
         crew, now = self.crew, time.monotonic()
         if len(crew.ended) > self.seen:
-            self.first = self.first if self.seen else now
-            self.last = self.moved = now
+            self.first_seen_at = self.first_seen_at if self.seen else now
+            self.last_seen_at = self.moved_at = now
             self.seen = len(crew.ended)
-        elif crew.pending and now - self.moved >= STALL:
+        elif crew.pending and now - self.moved_at >= STALL:
             crew.wake_or_start()
-            self.moved = now
+            self.moved_at = now
         is_due = (
             self.seen >= len(self.under_way)
-            or (not crew.pending and now - self.last >= QUIET)
-            or now - self.first >= (PENDING_AGE if crew.pending else AGE)
+            or (not crew.pending and now - self.last_seen_at >= QUIET)
+            or now - self.first_seen_at >= (PENDING_AGE if crew.pending else AGE)
         )
         taken = [crew.ended.popleft() for _ in range(self.seen)] if is_due else []
         self.seen -= len(taken)
@@ -295,7 +296,7 @@ class Flight:
 
     def _launch(self, jobs: Sequence[Job]) -> None:
         """Send jobs on their way, and record those that cannot be made any more."""
-        self.moved = time.monotonic()
+        self.moved_at = time.monotonic()
         fit = [job for job in jobs if job.unfit is None]
         self._hand_to_crew(fit, _threads_for(fit))
         self._record([judging.result_of_unfit(job) for job in jobs if job.unfit is not None])
@@ -307,8 +308,8 @@ class Flight:
             self.crew.add(jobs, threads)
 
     def _let_tasks_go(self) -> None:
-        """Let the tasks go whose calls are under way, if there is room for others, and those that
-        wait for room in vain; and whoever waits for nothing to be in flight.
+        """Let the tasks go whose calls are under way, if there is room for others; and those that
+        wait for room in vain; and who waits in `land`, if nothing is in flight.
         """
         has_room = not self.max_in_flight() or self.room() > 0
         for message in list(self.boarding):
@@ -358,10 +359,10 @@ class Crew:
         self.threads: set[threading.Thread] = set()
         self.refused_at = math.inf  # when no thread was to be had first, while jobs are pending
         self.full_at = self.said_at = -math.inf  # when that was so last, and when it was said
-        self.full = 0  # how many threads there were then
+        self.threads_when_full = 0  # how many threads there were then
 
     def add(self, jobs: Iterable[Job], threads: int) -> None:
-        """Have these made, by so many more threads; one at least, where none takes others now."""
+        """Have these made, by so many more threads; by one at least, unless others are pending."""
         least = 0 if self.pending else 1
         self.pending.extend(jobs)
         for _ in range(min(max(least, threads), len(self.pending))):
@@ -385,8 +386,9 @@ class Crew:
         return True
 
     def max_jobs(self) -> float:
-        """How many jobs there are threads for: as many as when none was to be had, for a minute."""
-        return max(1, self.full) if time.monotonic() - self.full_at < MINUTE else math.inf
+        """How many jobs have threads: for a minute after a refusal, as many as then. Or inf."""
+        is_full = time.monotonic() - self.full_at < MINUTE
+        return max(1, self.threads_when_full) if is_full else math.inf
 
     def take_unserved(self) -> list[Job]:
         """Take the jobs that have waited in vain for a thread: another process may have one."""
@@ -401,7 +403,7 @@ class Crew:
         return taken
 
     def _note_refusal(self, error: Exception) -> None:
-        self.full_at, self.full = time.monotonic(), len(self.threads)
+        self.full_at, self.threads_when_full = time.monotonic(), len(self.threads)
         self.refused_at = min(self.refused_at, self.full_at)
         if self.full_at - self.said_at >= MINUTE:
             self.said_at = self.full_at

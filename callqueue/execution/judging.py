@@ -65,7 +65,7 @@ def result_of_loss(job: Job, why: str) -> Result:
 
 
 def result_of_unfit(job: Job) -> Result:
-    """Of a job that cannot be made here. For want of descriptors, none is taken for a while."""
+    """EXPIRED; void if NEWER, or if STARVED, which begins a shortage; FAILED if unfit otherwise."""
     if job.unfit == claim.EXPIRED:
         return transitions.after_expiry(job).stamp(job.ledger_time_now(), Mono(0.0))
     if job.unfit == claim.NEWER:
@@ -123,13 +123,13 @@ def _result_by_classify(job: Job, response: Any, cut_note: str, now: datetime) -
         except BaseException as error:
             note = f"classify failed: {texts.worded(error)}"
     return _result_of_verdict(
-        job, _verdict_of_response(job, response), now, "; ".join(filter(None, [note, cut_note]))
+        job, _default_verdict_of(job, response), now, "; ".join(filter(None, [note, cut_note]))
     )
 
 
-def _verdict_of_response(job: Job, response: Any) -> Outcome:
+def _default_verdict_of(job: Job, response: Any) -> Outcome:
     retry = job.sound_rule.retry
-    return verdict(
+    return default_verdict(
         response.status_code,
         response.headers,
         retry_statuses=retry.statuses,
@@ -159,7 +159,7 @@ def _arguments_of_hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str,
     One that names no time to come lasts for the rule's backoff, and extends none in force.
     """
     retry, seconds = job.sound_rule.retry, _seconds_until(verdict.until, now)
-    is_named = not seconds <= 0  # what is no number fails below: such a verdict is none
+    is_named = not seconds <= 0  # NaN fails below, so such a verdict counts for none
     if not is_named:
         seconds = backoff(retry, job.call.throttled_count + 1, 1.0)
     per, value = _scope_of_hold(job, verdict.scope)
@@ -179,7 +179,7 @@ def _seconds_until(until: float | timedelta | datetime | None, now: datetime) ->
 
 
 def _scope_of_hold(job: Job, scope: str | None) -> tuple[str, str]:
-    """What a hold covers: the scope named, else the rule's narrowest `per`, if the call has it."""
+    """`scope` (None: the first key that limits are per, else queue), its value; else the rule."""
     pers = [scope] if scope else [limit.per for limit in job.sound_rule.limits]
     for per in pers:
         if per not in ("rule", "queue") and (value := key_part(job.call.key, per)):
@@ -188,7 +188,7 @@ def _scope_of_hold(job: Job, scope: str | None) -> tuple[str, str]:
 
 
 def _cost_by_hook(job: Job, response: Any, cut_note: str) -> Any:
-    """What it cost by `settle`, if cut no less than charged. None: as charged, or settle failed."""
+    """The cost by `settle`, of a cut answer at least as charged; None: as charged, or it failed."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
@@ -212,11 +212,11 @@ _FAMILY = re.compile(r"rate-?limit")
 class Advice(NamedTuple):
     """What the headers say."""
 
-    until_s: float | None = None  # seconds from now for which nothing is to go
+    until_s: float | None = None  # seconds from now for which nothing is to go; None: not said
     note: str = ""  # what was unusable or clamped, in no words of theirs
 
 
-def verdict(
+def default_verdict(
     status: int,
     headers: Mapping[str, str],
     *,
@@ -224,9 +224,9 @@ def verdict(
     now: datetime,
     max_hold: float,
 ) -> Outcome:
-    """The default verdict on an answer: success, a hold, a retry or the end. A throttled answer is
-    a 429 (RFC 6585 section 4), or a 503 with Retry-After (RFC 9110 section 15.6.4). Without a
-    usable time the hold lasts as long as the rule's backoff (None).
+    """Success, a hold, a retry or the end, where no hook has a verdict. A throttled answer is a
+    429 (RFC 6585 section 4), or a 503 with Retry-After (RFC 9110 section 15.6.4). Without a usable
+    time the hold's `until` is None: the rule's backoff.
     """
     if 200 <= status < 300:
         return Succeeded()
@@ -290,7 +290,7 @@ def _is_throttled(status: int, plain: Mapping[str, str]) -> bool:
 def _hold_by_headers(
     why: str, headers: Mapping[str, str], *, now: datetime, max_hold: float
 ) -> HoldUntil:
-    """Until what Retry-After says, else a reset; neither counts where it names no time to come."""
+    """Until Retry-After, else until a reset; None (backoff) if neither names a time to come."""
     for read, name in ((advice_of_retry_after, "Retry-After"), (advice_of_rate_limits, "reset in")):
         until_s, note = read(headers, now=now, max_hold=max_hold)
         if until_s:
@@ -323,7 +323,7 @@ def _parse_number(value: str) -> float | None:
 
 
 def _their_clock(plain: Mapping[str, str], now: datetime) -> datetime:
-    """The provider's clock: the answer's Date, unless it is more than a day from ours."""
+    """The provider's clock by the answer's Date; ours if that is absent or over a day from it."""
     now, date = _aware(now), _parse_date(plain.get("date", ""))
     return date if date is not None and abs((date - now).total_seconds()) <= _CLOCKS_APART else now
 

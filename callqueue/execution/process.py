@@ -23,12 +23,11 @@ from callqueue.execution.flight import LEAVING, Flight, Message
 
 _flights: dict[str, Flight] = {}
 _lock = threading.Lock()
-_worker: tuple[int, Any] = (0, None)  # the process of the worker, and the worker
+_worker: tuple[int, Any] = (0, None)  # the id of the worker's process, and the worker
 # shared by a worker and the children of its pool: not 0 once it is told to go
 _told: mmap.mmap | bytearray = bytearray(1)
 _tasks = 0  # that this process has run
-# what is done before it is waited for what is in flight, within so many seconds: who puts calls
-# into flight ends
+# what `land` calls first, with its `seconds`: each ends somebody who puts calls into flight
 before_landing: list[Callable[[float | None], None]] = []
 
 
@@ -57,7 +56,7 @@ def take_attempts(using: str, attempt_ids: Sequence[int], task: Any) -> int:
 
 
 def make_calls_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Wait out a shortage; make calls in the task, or give back as the worker goes; the count."""
+    """Wait out a shortage, make calls in this thread; the count. Gives back if told to go."""
     starvation.shortage.wait_out(patience(task))
     if not max_in_flight():
         _give_back(using, attempt_ids)
@@ -83,7 +82,7 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
 
 
 def land(*, seconds: float | None = None) -> None:
-    """Put no more into flight; wait for what is (`seconds` each; None: by leases), and messages."""
+    """Put no more into flight; wait `seconds` for each flight (None: leases), then for messages."""
     for end in before_landing:
         end(seconds)
     for own in list(_flights.values()):
@@ -119,7 +118,7 @@ def is_told_to_go() -> bool:
 
 
 def flight_of(using: str) -> Flight:
-    """This process's flight; a forked child has one of its own."""
+    """This process's flight, not its parent's; begun if need be. RuntimeError: no thread for it."""
     with _lock:
         flight = _flights.get(using)
         if flight is None or flight.pid != os.getpid():
@@ -137,7 +136,7 @@ def _receives(signal: Any) -> Callable[[Callable[..., None]], Callable[..., None
 
 @_receives(signals.worker_init)
 def note_worker(sender: Any, **_: Any) -> None:
-    """Note who is the worker, not told to go, of this process and those forked off it."""
+    """Note the worker, not told to go: of this process, and of children that it forks."""
     global _worker, _told
     _worker, _told = (os.getpid(), sender), mmap.mmap(-1, 1)
 
@@ -162,7 +161,7 @@ def _wait_as_worker_goes(**_: Any) -> None:
 
 @_receives(signals.task_postrun)
 def _count_task(task: Any, **_: Any) -> None:
-    """Count it. A child's last one ends when nothing is in flight: no other comes until then."""
+    """Count a task, if not eager. A child's last waits for flights: no other comes until then."""
     global _tasks
     if not task.request.is_eager:
         _tasks += 1
@@ -171,7 +170,7 @@ def _count_task(task: Any, **_: Any) -> None:
 
 
 def _is_replaced_now(child: Any) -> bool:
-    """Whether a child of the prefork pool ran as many tasks, or has as much memory, as it may."""
+    """Whether a child of the prefork pool ran as many tasks as it may, or has too much memory."""
     most_kb = getattr(child, "max_memory_per_child", None) or math.inf
     return _tasks >= (getattr(child, "maxtasks", None) or math.inf) or mem_rss() > most_kb
 

@@ -79,7 +79,7 @@ def record_once(using: str, results: Sequence[Result], *, lazily: bool = False) 
 
 
 def lay_hold(using: str, result: Result) -> None:
-    """Lay the hold that an answer asked for, as long as it asked, whatever the clock has done."""
+    """Lay the result's hold, for as long as asked though the clock was set; then it has none."""
     assert result.hold is not None
     hold, reading = dict(result.hold), ledger_time.read(using)
     ends = hold.pop("until") - timedelta(microseconds=result.job.clock.moved)
@@ -90,19 +90,19 @@ def lay_hold(using: str, result: Result) -> None:
 
 
 def _rules_sharing_budget(using: str, rule: str, per: str) -> list[str]:
-    """The rules that share a budget of that scope with this one, in force. One statement."""
+    """This rule, and those in force that share a named budget of this `per` with it. Reads once."""
     budgets = settings.book_in_force(using).budgets.get(rule, ())
     sharing = {other for b in budgets if b.limit.per == per and b.limit.name for other in b.rules}
     return sorted(sharing | {rule})
 
 
 def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pause: float) -> None:
-    """Wait for a moment, while a lease still runs; else raise the error again."""
+    """Disconnect and wait `pause` seconds. In a transaction, or when no lease is left: raise."""
     why = type(error).__name__
     if database.in_transaction(using):
         # A test's: what broke it stays broken, and its connection is not ours to close.
         raise error
-    if clocks.monotonic() + pause >= max(result.job.lease_ends for result in ended):
+    if clocks.monotonic() + pause >= max(result.job.lease_ends_at for result in ended):
         events.emit("database_away", during="record", error=why, calls=len(ended))
         raise error
     events.emit("record_delayed", calls=len(ended), error=why)
@@ -111,7 +111,7 @@ def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pa
 
 
 def _record_one_by_one(using: str, ended: Sequence[Result], error: Exception) -> None:
-    """Record each alone; of one that cannot be stored, that it ended. Else its lease decides."""
+    """Record each of several alone; a single one bare; one that is bare is left to its lease."""
     if len(ended) > 1:
         for result in ended:
             record(using, [result])
@@ -140,7 +140,7 @@ def drop_answer(result: Result, error: Exception) -> None:
 
 
 def interruption(raised: BaseException | None) -> BaseException | None:
-    """What struck this thread from outside, perhaps behind this; None where it failed by itself."""
+    """This, or what it came of, if that struck this thread from outside; None: it just failed."""
     while isinstance(raised, Exception) and not isinstance(raised, SoftTimeLimitExceeded):
         raised = raised.__context__
     return raised

@@ -51,7 +51,7 @@ _waits: dict[str, tuple[float, float]] = {}
 
 
 def expected_wait(rule: str) -> float:
-    """Seconds until an answer is read, if it takes as long as the last one."""
+    """Seconds until an answer is read, if it takes as long as the rule's last; SLOW at first."""
     return _waits.get(rule, (SLOW, SLOW))[1]
 
 
@@ -64,15 +64,15 @@ class SlotGate(wire.Gate):
     """Waits for the instant to send at, and lets nothing through that may outlive the lease."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self.ends = job, job.lease_ends
+        self._job, self.ends_at = job, job.lease_ends_at
 
     def wait(self) -> None:
-        """Sleep until it is surely begun and its slot open. Dropped where little lease is left."""
+        """Wait until the job is begun and its slot open. Dropped: undone, or too little is left."""
         if self._job.clearance is not None and not self._job.clearance.wait():
             raise wire.Dropped("what has begun it was undone before the first byte was sent")
         self._sleep_until_slot()
         self.is_passed = True
-        left = self._job.lease_ends - clocks.monotonic()
+        left = self._job.lease_ends_at - clocks.monotonic()
         if left <= 0:
             raise wire.Dropped("the lease had ended before the first byte was sent")
         if left < self._seconds_needed():
@@ -107,7 +107,7 @@ def make(job: Job) -> Result:
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
         return scrub_result(judging.result_of_failure(job, why), ())
-    if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
+    if call.method in HTTP_METHODS and not values:  # no secret that the log of a library could tell
         return scrub_result(_make_unscrubbed(job, params), ())
     with withholding(values, call.method, job.params):
         return scrub_result(_make_unscrubbed(job, params), values)
@@ -137,7 +137,7 @@ def _result_of_drop(job: Job, dropped: wire.Dropped) -> Result:
 
 
 def _send_request(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
-    """Send it; note a shortage, or how long the answer took, as is expected of the next then."""
+    """Send it; note a shortage, or how long the answer took: so long the next is expected to."""
     rule = job.sound_rule
     timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
@@ -178,7 +178,7 @@ def _call_handler(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object
     if want := why_starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
     gate.wait()
-    left = timedelta(seconds=max(0.0, job.lease_ends - clocks.monotonic()))
+    left = timedelta(seconds=max(0.0, job.lease_ends_at - clocks.monotonic()))
     context = Context(
         call_id=call.id,
         rule=call.rule,
@@ -235,7 +235,7 @@ def _columns_of_answer(result: Result, values: tuple[str, ...]) -> Mapping[str, 
     headers, long, size = _cut_headers(response.headers)
     is_large = size + len(content) >= LARGE
     turn = _turns.setdefault(job.call.rule, threading.Lock()) if is_large else None
-    left = max(0.0, (job.lease_ends - clocks.monotonic()) / 2)
+    left = max(0.0, (job.lease_ends_at - clocks.monotonic()) / 2)
     if turn is not None and not turn.acquire(timeout=left):
         size = min(len(content), LONGEST_SIZE)
         empty = {"response_headers": {}, "response_body": NOT_KEPT, "response_size": size}
@@ -249,7 +249,7 @@ def _columns_of_answer(result: Result, values: tuple[str, ...]) -> Mapping[str, 
 
 
 def _cut_headers(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
-    """The headers that are looked at, the names of those that were cut, and their characters."""
+    """The headers to look at, the names of those cut, and how many characters all have."""
     kept, long, size = dict[str, str](), set[str](), 0
     for name, value in islice(given.items(), MOST_HEADERS):
         name, text = str(name)[: LONGEST_NAME + EDGE], str(value)
@@ -298,7 +298,7 @@ def _columns_of_body(
 def _without_secrets(
     content: bytes, charset: str | None, most: int, values: tuple[str, ...]
 ) -> str | None:
-    """The beginning of the body as text without secrets; None where it tells none."""
+    """The beginning of the body as text, without the secrets in it; None: there is none in it."""
     if not values:
         return None
     start = content[: most + EDGE]

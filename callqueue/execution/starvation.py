@@ -32,19 +32,19 @@ class Shortage:
     """Whether, and for how long, this process takes no calls for want of what they need."""
 
     def __init__(self) -> None:
-        self._until = self._said = -math.inf
+        self._until = self._said_at = -math.inf
         self._seconds = FIRST
 
     def begin(self, why: str) -> None:
-        """Take no calls for a while: one was given back. Longer each time that it is of no help."""
+        """Take no calls for a while: one was given back. Longer where the last was of no help."""
         now = time.monotonic()
         if now < self._until:
             return  # one that was begun before
         is_again = now < self._until + self._seconds
         self._seconds = min(LONGEST, 2 * self._seconds) if is_again else FIRST
         self._until = now + self._seconds
-        if now - self._said >= MINUTE:
-            self._said = now
+        if now - self._said_at >= MINUTE:
+            self._said_at = now
             events.emit("worker_starved", error=why)
 
     @property
@@ -52,7 +52,7 @@ class Shortage:
         return time.monotonic() < self._until
 
     def wait_out(self, most: float | None) -> None:
-        """Wait until it is over, at most so many seconds (None: however long)."""
+        """Wait until the shortage is over, `most` seconds at most (None: however long)."""
         left = self._until - time.monotonic()
         time.sleep(max(0.0, left if most is None else min(left, most)))
 
@@ -61,7 +61,7 @@ shortage = Shortage()
 
 
 def spare_descriptors() -> float:
-    """How many calls it has descriptors for, besides those open at first and some to spare."""
+    """Descriptors for calls: the limit, less those open at first and a spare; inf: no limit."""
     if resource is None:
         return math.inf
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -72,14 +72,14 @@ def spare_descriptors() -> float:
 
 @lru_cache(maxsize=1)
 def _open_at_first(pid: int) -> int:
-    """How many descriptors this process had open when it was first asked: before its first call."""
+    """Descriptors that this process had open when first asked, before any call; 0: unknown."""
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))
     return 0
 
 
 def why_starved(error: BaseException | None = None) -> str | None:
-    """What to say if this error came of what this process lacks, so nothing was sent; else None."""
+    """What to say if this process may have no more, by this error or a try made here; else None."""
     why = _what_was_refused(error)
     if why is None:
         try:  # what a resolver or a library says without descriptors often names another reason
@@ -92,7 +92,7 @@ def why_starved(error: BaseException | None = None) -> str | None:
 
 
 def _what_was_refused(error: BaseException | None) -> str | None:
-    """What the system refused this process, if that led to this error."""
+    """What the system refused this process, if that led to this error; else None."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _WANTS:
             return str(error.strerror)

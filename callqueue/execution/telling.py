@@ -24,16 +24,16 @@ from callqueue.transitions import Job
 TELL = 0.1  # seconds between two looks at what is under way
 # seconds after which a call is told of that is not answered: most are answered before that
 SLOW = 0.1
-# seconds past what its limits have time for by which a call was sent at the latest, as far as the
-# ledger is told: else nobody would see that it has aged away (BELATED in ledger/account.py)
+# seconds past its limits' patience: the ledger is told of no earlier instant of sending, else
+# nobody would see that the call has aged away (BELATED in ledger/account.py)
 LATE = 2.0
 AWAY = 5.0  # seconds until the next try, where the database is away
 
 
 def tell(using: str, under_way: Iterable[Job]) -> int | None:
-    """Tell of those of these calls that are slow and have arrived; the count, None: no database."""
+    """Tell of those of these calls that are slow and have arrived; the count. None: no database."""
     now = clocks.monotonic()
-    slow = (job for job in under_way if _is_to_be_told(job.gate, now))
+    slow = (job for job in under_way if _is_to_be_told_of(job.gate, now))
     jobs = sorted(slow, key=lambda job: job.attempt.id)
     if not jobs:
         return 0
@@ -58,14 +58,15 @@ def _write_sent_at(
 ) -> int:
     reading, rows = locked.reading, []
     for job in jobs:
-        latest = reading.before - (patience[job.call.rule] or 0.0) - LATE
-        sent_at = from_us(reading.latest_ledger_time_at(max(job.gate.arrived or Mono(0.0), latest)))
+        earliest = reading.before - (patience[job.call.rule] or 0.0) - LATE
+        sent = max(job.gate.arrived_at or Mono(0.0), earliest)
+        sent_at = from_us(reading.latest_ledger_time_at(sent))
         rows.append({"pk": job.attempt.id, "worker": job.attempt.worker, "sent_at": sent_at})
     return transitions.tell_when_sent(using, rows)
 
 
 def _patience(using: str, rule: str) -> float | None:
-    """Seconds that its limits in force give an answer after it was sent; None: they wait for it."""
+    """Seconds for which limits in force do without news that a call was sent; None: for ever."""
     limits = [budget.limit for budget in settings.book_lately(using).budgets.get(rule, ())]
     patient = [
         limit.patience_us / SECOND
@@ -75,16 +76,16 @@ def _patience(using: str, rule: str) -> float | None:
     return min(patient, default=None)
 
 
-def _is_to_be_told(gate: Any, now: Mono) -> bool:
-    """Whether what passed this gate was sent a while ago, as a whole, and arrived (noted in it)."""
+def _is_to_be_told_of(gate: Any, now: Mono) -> bool:
+    """Whether what passed the gate is untold, whole, sent SLOW ago, and arrived (noted in it)."""
     if gate is None or gate.is_told or not gate.is_whole:
         return False
     sent = gate.sent_at
     if sent is None or now - sent < SLOW:
         return False
-    if gate.arrived is None or gate.arrived < sent:
+    if gate.arrived_at is None or gate.arrived_at < sent:
         has_arrived = gate.has_arrived()
         # A packet that was lost and sent again has been counted since the last look.
-        gate.arrived = None if not has_arrived else now if gate.is_late else sent
+        gate.arrived_at = None if not has_arrived else now if gate.is_late else sent
         gate.is_late = not has_arrived
-    return gate.arrived is not None
+    return gate.arrived_at is not None

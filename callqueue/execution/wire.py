@@ -76,7 +76,7 @@ class Answer:
     truncated: bool = False  # the body was cut at max_response_bytes
     broken: bool = False  # the body broke off, or ran past a timeout
     dropped: bool = False  # the gate raised Dropped, or this process lacks what a call takes
-    starved: bool = False  # the latter
+    starved: bool = False  # dropped, since this process lacks that
 
 
 def request(
@@ -87,7 +87,7 @@ def request(
     timeouts: Timeouts,
     gate: Gate | None = None,
 ) -> Answer:
-    """Make the call: `params` as for requests.request. What the gate raises passes, but Dropped."""
+    """Make the call: `params` as for requests.request. Raises what the gate does, but Dropped."""
     gate = Gate() if gate is None else gate
     trip, answer, may_be_sent = Trip(timeouts, gate, policy), Answer(None, None), False
     try:
@@ -108,7 +108,7 @@ def request(
 
 
 def _prepared_request(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
-    """The request, without a session's cookies and hooks. A header of None has no default."""
+    """The request, without a session's cookies and hooks. Refused where none can be made."""
     prepared = requests.PreparedRequest()
     headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
     headers = _DEFAULT_HEADERS | headers
@@ -119,6 +119,7 @@ def _prepared_request(method: str, params: Mapping[str, Any]) -> requests.Prepar
             prepared.prepare_url(params["url"], params.get("params"))
         else:
             prepared.url = _prepared_url(params["url"])
+        # None takes a default header away
         prepared.prepare_headers({n: value for n, value in headers.values() if value is not None})
         if cookies:
             prepared.prepare_cookies(cookies)
@@ -175,7 +176,7 @@ class _Idle(deque[Connection]):
 
 
 class _Pool(HTTPConnectionPool):
-    """To one place under one policy: who reuses one would be let through to its address too."""
+    """Connections to one place under one policy: a reused one's address is not checked anew."""
 
     ConnectionCls = Connection
     QueueCls = _Idle  # type: ignore[assignment]
@@ -239,7 +240,7 @@ def _new_pool(place: Place, verify: bool | str) -> _Pool:
 
 @lru_cache(maxsize=64)
 def _tls_context(verify: bool | str) -> ssl.SSLContext:
-    """One per set of trusted certificates: reading them takes longer than a call."""
+    """One per `verify`: reading certificates takes long. Failed, Starved: they cannot be read."""
     context = create_urllib3_context()
     if verify is False:
         context.check_hostname = False
@@ -274,7 +275,7 @@ class _Adapter(HTTPAdapter):
         return request.path_url
 
     def build_response(self, req: requests.PreparedRequest, resp: Any) -> requests.Response:
-        """An answer that sets no cookie is not asked for any: that takes a jar and two mocks."""
+        """As requests's, but looks for cookies only where some are set: it takes a jar, mocks."""
         if "set-cookie" in resp.headers:
             return super().build_response(req, resp)
         original, resp._original_response = resp._original_response, None
@@ -341,7 +342,7 @@ def _read_body(response: requests.Response, trip: Trip, answer: Answer) -> None:
 
 
 def _next_piece(raw: Any, wanted: int) -> bytes:
-    """The next bytes, as soon as there are some; none at the end: the connection goes back."""
+    """`wanted` bytes at most, once there are some; none at the end: the connection goes back."""
     encoding = raw.headers.get("content-encoding")
     if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
         if raw.tell():
@@ -357,7 +358,7 @@ def _next_piece(raw: Any, wanted: int) -> bytes:
 
 def _why_broken(error: Exception, trip: Trip) -> str:
     timeouts = trip.timeouts
-    if trip.ends <= monotonic() or TimeoutError in (type(error), type(error.__cause__)):
+    if trip.ends_at <= monotonic() or TimeoutError in (type(error), type(error.__cause__)):
         return f"the body was not whole within {trip.why_late('read', timeouts.read)}"
     if isinstance(error, DecodeError):
         return "the body could not be decoded as its Content-Encoding says"

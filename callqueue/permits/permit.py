@@ -207,7 +207,7 @@ async def _sleep(seconds: float) -> None:
 
 
 def _lease_runs(job: Job) -> bool:
-    return clocks.monotonic() < job.lease_ends  # a process may have stood still since
+    return clocks.monotonic() < job.lease_ends_at  # a process may have stood still since
 
 
 def _thread_and_task() -> Any:

@@ -29,7 +29,7 @@ class Job:
     call: tables.CallQueue = field(repr=False)
     clock: Reading
     rule: Rule | None  # None: these settings have it no more
-    lease_ends: Mono = Mono(0.0)  # monotonic
+    lease_ends_at: Mono = Mono(0.0)  # monotonic
     unfit: str | None = None  # why it cannot be made any more
     # what its request passes, and which knows when it was sent; None before it is made
     gate: Any = None
@@ -74,7 +74,7 @@ class Result:
     """What came of a job: what its call becomes, how its attempt ended, what is kept of both."""
 
     job: Job
-    outcome: str
+    outcome: str  # the attempt's
     status: int  # the call's
     due_at: datetime  # when the call may go again, or was due, by the clock as begin read it
     failed_count: int
@@ -87,7 +87,7 @@ class Result:
     sent_at: datetime | None = None
     ended_at: datetime | None = None
     ended_mono: Mono = Mono(0.0)
-    cost: Any = None
+    cost: Any = None  # None: the call's
     # the arguments of `holds.lay`, where the provider asked for a hold
     hold: dict[str, Any] | None = field(default=None, repr=False)
     is_whole: bool = True  # all of the response's body was read
@@ -107,7 +107,7 @@ STALE = "not retried: its idempotency key would be older than idempotency_ttl"
 
 
 def is_key_stale(job: Job, at: datetime) -> bool:
-    """Whether the provider may have forgotten its key by then, so that a retry is made twice."""
+    """Whether its idempotency key may be forgotten by then (wall time): a retry may act twice."""
     call, rule = job.call, job.rule
     if call.method in IDEMPOTENT or call.method not in HTTP_METHODS or call.first_sent_dt is None:
         return False
@@ -134,7 +134,7 @@ def after_failure(job: Job, why: str, now: datetime, after: float | None = None)
 
 
 def after_throttle(job: Job, why: str, now: datetime, until: datetime) -> Result:
-    """Goes again when the hold ends; no attempt is used up until `max_rate_limited` times."""
+    """Goes again at `until`, using up no attempt; from `max_rate_limited` times on, a failure."""
     throttled = job.call.throttled_count + 1
     if throttled < job.sound_rule.retry.max_rate_limited:
         result = _make_result(job, states.THROTTLED, states.ERROR, why, due_at=until)

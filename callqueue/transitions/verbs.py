@@ -221,8 +221,8 @@ def void_and_log(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def void_begun(using: str, worker: str) -> int:
-    """Void what a pass has begun for this worker, who made none; the count of calls. First it is as
-    if nobody had begun it: what somebody has locked is taken back by recovery then, and not lost.
+    """Void what a pass has begun for this worker, who made none; the count of calls. First they are
+    written as unbegun, so that recovery takes back, and does not lose, what somebody has locked.
     """
     begun = tables.attempts(using).open().filter(worker=worker)
     if not (ids := list(begun.values_list("pk", flat=True))):
@@ -301,7 +301,7 @@ def fail(using: str, reasons: Mapping[int, str]) -> None:
 
 
 def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
-    """Requeue what the move starts from, unless another unfinished call has its key; the count."""
+    """Requeue those in the move's sources whose unique_key no unfinished call has; the count."""
     count = untimed_transaction(using, lambda: _requeue(using, pks, move))
     if count:
         events.emit("call_requeued", calls=count, first=pks[0])
@@ -329,8 +329,8 @@ def end_unknown(using: str, call: CallQueue, status: int, why: str) -> bool:
 
 
 def requeue_unknown(using: str, call: CallQueue, after: float) -> bool:
-    """Requeue an UNKNOWN call in `after` seconds, as its rule's hook said; False: it has gone on.
-    The count of the hook's questions stays, so that a hook cannot go round for ever.
+    """Requeue an UNKNOWN call in `after` seconds, as its rule's hook said. False: it has gone on,
+    or its unique_key is taken. `reconcile_count` stays: no hook goes round for ever.
     """
     columns: dict[str, Any] = {"reconcile_count": F("reconcile_count")}
     if after:
@@ -411,6 +411,7 @@ def _columns_of_new() -> dict[str, Any]:
 def _cancel(using: str, pks: Sequence[int]) -> list[int]:
     found = lock_calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
+    # such a call ends only if its last attempt is unbegun; a begin under way is waited for
     unbegun = lock_unbegun_of(using, last) if last else []
     _void_locked(using, [pk for pk, _, _ in unbegun])
     gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
@@ -460,9 +461,9 @@ def owes_announcement(result: Result) -> bool:
 
 
 def clock_correction(result: Result, reading: Reading) -> timedelta:
-    """How far the result's instants, as of begin, lie before the latest possible by this reading. 0
-    within the tolerance: the two clocks have gone on alike, and those of begin are closer. Time is
-    counted to just before the reading, so what is moved by this never gets too early.
+    """What to add to the result's instants, which are by begin's clock, so that they are the latest
+    possible by this reading. 0 up to TOLERANCE, as begin's clock is closer then, and where they are
+    not stamped. Counted from just before the reading, so that nothing gets too early.
     """
     if result.ended_at is None or not result.ended_mono:
         return timedelta(0)

@@ -225,7 +225,7 @@ def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules
     call = send_to("note")
     release()
     (job,) = claim.begin("default", [call.attempts.get().pk])
-    job.lease_ends = 0.0
+    job.lease_ends_at = 0.0
     recorder.record("default", [request.make(job)])
     assert not noted
     ended = (status_of(call), fresh(call).failed_count, call.attempts.get().outcome)

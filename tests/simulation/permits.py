@@ -81,7 +81,7 @@ def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -
     fate = draw.random()
     if fate < 0.1:
         world.cast.die(process)
-    left = permit.job.lease_ends - scheduler.now / MICRO - process.ahead
+    left = permit.job.lease_ends_at - scheduler.now / MICRO - process.ahead
     if left < SAFE or (fate < 0.2 and not world.is_calm):
         raise _Gone
     if isinstance(call.cost, dict) and draw.random() < 0.5:

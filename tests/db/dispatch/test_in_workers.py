@@ -263,7 +263,7 @@ def test_a_job_is_what_a_worker_would_have_begun(
             assert of_mine == of_theirs, name
     assert (mine.rule, mine.unfit) == (theirs.rule, theirs.unfit)
     assert mine.call.idempotency_key
-    assert abs(mine.lease_ends - theirs.lease_ends) < 60
+    assert abs(mine.lease_ends_at - theirs.lease_ends_at) < 60
     recorder.record("default", [request.make(mine)])
     assert CallQueue.objects.get(pk=mine.call.pk).status == Status.DONE
 

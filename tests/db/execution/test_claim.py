@@ -65,7 +65,7 @@ def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -
     assert list(jobs) == ["slow", "r"]
     for name, seconds, within in (("r", 607, 60), ("slow", 70, LEAD)):
         attempt, job = CallAttempt.objects.get(rule=name), jobs[name]
-        own = job.lease_ends - job.clock.before
+        own = job.lease_ends_at - job.clock.before
         written = (attempt.lease_until - attempt.started_at).total_seconds()
         assert own == pytest.approx(seconds + conf.current().grace, abs=within)
         assert own - 0.001 <= written <= own + LEAD

@@ -218,7 +218,7 @@ def test_a_handlers_answer_is_what_it_returned(
 def job(rule: str = "r", seconds: float = 0.0) -> Job:
     call = CallQueue(rule=rule, method="get", call_data={"method": "get", "params": {}})
     ends = clocks.monotonic() + 2 * seconds
-    return Job(CallAttempt(), call, clocks.Reading(0, 0.0, 0.0), Rule(), lease_ends=ends)
+    return Job(CallAttempt(), call, clocks.Reading(0, 0.0, 0.0), Rule(), lease_ends_at=ends)
 
 
 def kept(

@@ -1239,7 +1239,7 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
 def test_a_lease_ends_no_earlier_than_the_worker_believes(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    left = job.lease_ends - clocks.monotonic()
+    left = job.lease_ends_at - clocks.monotonic()
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     assert recovery.end_lost("default") == 0
     ledger_time.watch("default").look()
@@ -1261,7 +1261,7 @@ def test_a_request_waits_for_its_slot_and_no_longer(
     monkeypatch.setattr(clocks, "monotonic", lambda: at[0])
     monkeypatch.setattr(request, "time", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(Job, "slot_opens_at", lambda _: opens)
-    job.lease_ends = at[0] + 60
+    job.lease_ends_at = at[0] + 60
     request.SlotGate(job).wait()
     assert opens <= at[0] < opens + 0.1 and slept[:2] == [5, 2.5]
 
@@ -1273,18 +1273,18 @@ def test_a_request_is_sent_and_has_ended_within_its_lease_or_is_not_sent(
     monkeypatch.setattr(request, "_waits", {"r": (0.0, 8.0)})
 
     def gate(left: float) -> request.SlotGate:
-        job.lease_ends = clocks.monotonic() + left
+        job.lease_ends_at = clocks.monotonic() + left
         return request.SlotGate(job)
 
     narrow = Trip(wire.Timeouts(total=60), gate(20), wire.Policy())
-    assert narrow.ends <= job.lease_ends
+    assert narrow.ends_at <= job.lease_ends_at
     narrow.pass_gate()
-    assert narrow.ends <= job.lease_ends
+    assert narrow.ends_at <= job.lease_ends_at
     assert narrow.why_late("read", 27) == "the read timeout of 27 s"
     with pytest.raises(wire.Dropped, match="too little was left of the lease"):
         gate(7).wait()
     wide = gate(90)
-    assert Trip(wire.Timeouts(total=60), wide, wire.Policy()).ends < job.lease_ends - 25
+    assert Trip(wire.Timeouts(total=60), wide, wire.Policy()).ends_at < job.lease_ends_at - 25
     wide.wait()
     if hasattr(time, "CLOCK_BOOTTIME"):  # only Linux counts the time for which it was suspended
         awake = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -556,7 +556,7 @@ def test_a_process_that_stood_still_past_its_lease_takes_another_permit(
 
     def stood_still(self: Waiter, begun: Any) -> Any:
         job = real(self, begun)
-        job.lease_ends -= next(lost)
+        job.lease_ends_at -= next(lost)
         return job
 
     monkeypatch.setattr(Waiter, "_accept_begun", stood_still)

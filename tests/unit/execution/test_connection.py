@@ -180,10 +180,10 @@ def test_what_the_gate_refuses_is_not_sent(raised: BaseException) -> None:
 def test_no_request_outlives_the_lease_of_its_gate(ends_in: float) -> None:
     """Nor by what it waited in there; one whose lease is over does not even connect."""
     gate = Recording(lambda: time.sleep(0.9))
-    gate.ends = clocks.monotonic() + ends_in
+    gate.ends_at = clocks.monotonic() + ends_in
     with Peer(lambda line: line.peer.closing.wait(5)) as peer:
         answer = call(peer.url(), gate=gate)
-        late = clocks.monotonic() - gate.ends
+        late = clocks.monotonic() - gate.ends_at
         assert len(peer.lines) == (ends_in > 0)
     assert "the lease" in answer.error
     if ends_in < 0:
@@ -336,7 +336,7 @@ def test_what_was_sent_has_arrived_by_the_latest_instant_that_was_seen(
     arrived: Any, is_late: bool, by: float
 ) -> None:
     gate = Gate()
-    gate.arrived, gate.is_late = arrived, is_late
+    gate.arrived_at, gate.is_late = arrived, is_late
     assert gate.latest_arrival(clocks.Mono(3.0), clocks.Mono(9.0)) == by
 
 

@@ -267,10 +267,10 @@ def test_where_the_database_is_away_it_is_told_less_often_how_far_calls_are(
 ) -> None:
     one = flight.Flight("default", lambda: 100)
     monkeypatch.setattr(one, "_with_connection", lambda work: None if is_away else ())
-    one.under_way, one.told = {1: _job(1, "r")}, time.monotonic() - flight.TELL
+    one.under_way, one.told_at = {1: _job(1, "r")}, time.monotonic() - flight.TELL
     one._ring()
     one._do_round()
-    since = time.monotonic() - one.told
+    since = time.monotonic() - one.told_at
     assert -flight.telling.AWAY <= since < 1 - flight.telling.AWAY if is_away else 0 <= since < 1
 
 
@@ -297,7 +297,11 @@ def test_what_ends_in_a_row_is_recorded_together_but_not_late(
     one, now, ended = flight.Flight.__new__(flight.Flight), [1000.0], deque[Any]()
     monkeypatch.setattr(flight.time, "monotonic", lambda: now[0])
     one.crew = SimpleNamespace(pending=(), ended=ended, take_unserved=list)  # type: ignore[assignment]
-    one.seen, one.first, one.under_way = 0, 0.0, {number: _job(number, "r") for number in range(99)}
+    one.seen, one.first_seen_at, one.under_way = (
+        0,
+        0.0,
+        {number: _job(number, "r") for number in range(99)},
+    )
     taken = list[Any]()
     while not taken:
         ended.append((_job(1, "r"), "result"))
@@ -374,13 +378,13 @@ def test_nothing_is_sent_before_its_slot_or_that_may_outlive_its_lease(
     now, passed = clocks.monotonic(), list[bool]()
     opens = None if opens_in is None else now + opens_in
     job: Any = _job(1, "r")
-    job.lease_ends, job.sound_rule = now + left, Rule(total_timeout=60)
+    job.lease_ends_at, job.sound_rule = now + left, Rule(total_timeout=60)
     job.clearance = None if is_begun is None else SimpleNamespace(wait=lambda: is_begun)
     job.slot_opens_at = lambda: passed.append(gate.is_passed) or opens
     gate = request.SlotGate(job)
     with pytest.raises(Dropped, match=why) if why else nullcontext():
         gate.wait()
-    assert gate.ends == job.lease_ends
+    assert gate.ends_at == job.lease_ends_at
     assert (passed, gate.is_passed) == ([False] * (is_begun is not False), is_begun is not False)
     assert opens is None or clocks.monotonic() >= opens
 

@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from callqueue.execution.judging import advice_of_rate_limits, advice_of_retry_after, verdict
+from callqueue.execution.judging import (
+    advice_of_rate_limits,
+    advice_of_retry_after,
+    default_verdict,
+)
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, RetryLater, Succeeded
 from tests.support.length import examples
 
@@ -21,7 +25,7 @@ RETRY = (408, 425, 429, 500, 502, 503, 504)
 
 
 def judge(status: int, headers: dict[str, str] | None = None) -> object:
-    return verdict(status, headers or {}, retry_statuses=RETRY, now=NOW, max_hold=21600)
+    return default_verdict(status, headers or {}, retry_statuses=RETRY, now=NOW, max_hold=21600)
 
 
 LEFT_NONE = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}
@@ -121,7 +125,7 @@ MOMENTS = st.datetimes(timezones=st.one_of(st.none(), st.just(UTC)))
 )
 def test_no_header_is_too_strange(status: int, headers: Any, now: datetime) -> None:
     """And nothing that a success says is a reason to hold: the limits count by themselves."""
-    outcome = verdict(status, headers, retry_statuses=RETRY, now=now, max_hold=21600)
+    outcome = default_verdict(status, headers, retry_statuses=RETRY, now=now, max_hold=21600)
     assert isinstance(outcome, OUTCOMES)
     assert isinstance(outcome, Succeeded) is (200 <= status < 300)
     if isinstance(outcome, HoldUntil) and outcome.until is not None:
