@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 from django.test import Client
 from django.urls import reverse
 
@@ -203,3 +204,20 @@ def test_holds_in_force_come_first_with_their_times(rules: Rules, root: Client) 
     Hold.objects.create(rule="ship", reason="theirs", source=Hold.Source.PROVIDER)
     text = text_of(root.get(f"{reverse(HOLDS)}?rule__exact=ship"))
     assert ("theirs" in text, "why" in text) == (True, False)
+
+
+def test_a_list_leaves_the_transaction_of_its_request_as_it_was(rules: Rules, root: Client) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("no other has the setting")
+    rules(r=Rule())
+    send("r")
+
+    def setting() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW enable_seqscan")
+            return str(cursor.fetchone()[0])
+
+    with transaction.atomic():
+        before = setting()
+        assert root.get(reverse(CHANGELIST)).status_code == 200
+        assert setting() == before == "on"
