@@ -70,7 +70,7 @@ class Reading:
     def wall(self) -> Us:
         return self.at + self.moved
 
-    def jump_to(self, later: Reading) -> int:
+    def jump_until(self, later: Reading) -> int:
         """By how many microseconds ledger time went further until `later` than time did; below 0:
         less far; 0 within the tolerance. Errs upwards, by no more than the readings took: ledger
         time that is set back by so much is late, never early.

@@ -183,7 +183,7 @@ def _expected_wait(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float
     place = estimate.place_of_slowest(gates, calls, rule.now)
     label = pairs[place][0].name if place is not None and seconds and seconds > SOON_S else ""
     reason = _reason(gates, ahead, binding, label)
-    note = binding.note(rule.pace.latency) if binding else ""
+    note = binding.in_flight_note(rule.pace.latency) if binding else ""
     return seconds, f"{reason}: {note}" if note else reason
 
 

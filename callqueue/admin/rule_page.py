@@ -123,7 +123,7 @@ def _limit_row(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
         "use": dashboard.usage_bar(limit),
         "value": limit.value,
         "opens": opens,
-        "note": limit.note(rule.pace.latency),
+        "note": limit.in_flight_note(rule.pace.latency),
     }
 
 

@@ -193,7 +193,7 @@ class Dispenser:
                 self._listener.close()
 
     def leave(self) -> None:
-        """End this dispenser: what its settings hold of the limits counts no more."""
+        """End this dispenser: its opinion counts no more, unless another that lives has it."""
         self.membership.leave()
 
     def wait_until_clock_settles(self, stop: threading.Event) -> None:

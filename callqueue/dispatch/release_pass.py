@@ -97,7 +97,7 @@ class Outdated(Exception):
 
 @dataclass(frozen=True)
 class LockedRule:
-    passes: int  # how many released
+    passes: int  # how many wrote its row
     served: int  # the running number of the last release that it had
     memo: dict[str, Any]
     is_corrected: bool  # some attempts cost something else than the tallies know
@@ -229,8 +229,8 @@ def remember(
 ) -> None:
     """Write tallies, and in rules' rows what is new for the next pass. Outdated: settings changed.
     After releases a row is written always: under an isolation stricter than `read committed`, that
-    makes a pass fail which saw less than was released. Passes are counted of every rule that
-    released, and each row names the group and version of the last, so that what another group
+    makes a pass fail which saw less than was released. Passes are counted of every rule whose row
+    is written, and each names the group and version of the last, so that what another group
     remembers of one of them is not believed any more.
     """
     ledger.save(account)
@@ -305,12 +305,12 @@ def release(
     taker: Taker | None = None,
     own_call: OwnCall | None = None,
 ) -> Pass:
-    """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing, and
-    once it is committed nothing is done that could fail: what is begun is on its way by then.
+    """One pass over a group of rules: lock, count, choose, charge, conclude. What can never go is
+    FAILED, for `tell_of_unfit` to announce. Publishes nothing; after its commit nothing can fail.
     `book`: what is in force (None: it is read here), and the settings whose calls may be released.
     `last`: how many passes before had no success. `room`: of whoever makes the calls; `taker`: who
     does, where that is this process. `own_call`: one of its own, for whose sake the pass is.
-    Nothing is released where another has the group, the book is old or `own_call` waits no more.
+    Nothing is released where another has the group, clock or book is off, or `own_call` is gone.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _agreed_watch(using), int(min(batch, room.most))

@@ -110,7 +110,7 @@ def max_in_flight() -> int:
     pid, worker = _worker
     slots = getattr(worker, "concurrency", 1) if pid == os.getpid() else 1
     wanted = conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
-    return int(min(wanted, starvation.spare_descriptors()))
+    return int(min(wanted, starvation.descriptors_for_calls()))
 
 
 def is_told_to_go() -> bool:

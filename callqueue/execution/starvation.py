@@ -60,8 +60,8 @@ class Shortage:
 shortage = Shortage()
 
 
-def spare_descriptors() -> float:
-    """Descriptors for calls: the limit, less those open at first and a spare; inf: no limit."""
+def descriptors_for_calls() -> float:
+    """The limit, less those open at first and SPARE; inf: no limit."""
     if resource is None:
         return math.inf
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from callqueue import states
+from callqueue import states, tables
 from callqueue.clocks import Us
 from callqueue.database import (
     as_parameter,
@@ -34,7 +34,7 @@ from callqueue.ledger.tallies import (
     is_tallied,
     tallies_of,
 )
-from callqueue.ledger.tally_rows import attempts_table, condition_of_former
+from callqueue.ledger.tally_rows import condition_of_former
 from callqueue.limits.budgets import Book, Budget, Former, cost_of
 from callqueue.limits.kinds import Limit, Meter, Usage
 
@@ -84,9 +84,8 @@ def _open_sums_sql(
     """
     names = ", ".join(quoted(using, column) for column in columns)
     is_told = "CASE WHEN sent_at IS NULL THEN 0 ELSE 1 END"
-    source = (
-        f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({placeholders(rules)})"
-    )
+    is_open = f"{tables.name(using, 'CallAttempt')} WHERE finished_at IS NULL"
+    source = f"{is_open} AND rule IN ({placeholders(rules)})"
     if is_sample:
         inner = f"SELECT {names}, calls, released_at, started_at, sent_at FROM {source}"
         source = f"({inner} LIMIT {SAMPLE}) AS sample"
@@ -94,8 +93,7 @@ def _open_sums_sql(
     parts, params = [f"SELECT 0, {sums} FROM {source} {grouped}"], list[Any](rules)
     for place, former in enumerate(formers, start=1):
         where, of_former = condition_of_former(using, former)
-        of_it = f"{attempts_table(using)} WHERE finished_at IS NULL AND {where}"
-        parts.append(f"SELECT {place}, {sums} FROM {of_it} {grouped}")
+        parts.append(f"SELECT {place}, {sums} FROM {is_open} AND {where} {grouped}")
         params += of_former
     return " UNION ALL ".join(parts), params
 
@@ -116,11 +114,9 @@ def aged_since(
     cost_column, released = "cost" if by_units else "calls", ", released_at" if by_release else ""
     ends = f"charged, sent_at, finished_at{released}"
     columns = f"rule, {quoted(using, 'key')}, queue, {cost_column}, {ends}"
-    parts, params = [], list[Any]()
+    parts, params, table = [], list[Any](), tables.name(using, "CallAttempt")
     for since, rules in rules_by_since.items():
-        of_rules = (
-            f"SELECT {columns} FROM {attempts_table(using)} WHERE rule IN ({placeholders(rules)})"
-        )
+        of_rules = f"SELECT {columns} FROM {table} WHERE rule IN ({placeholders(rules)})"
         parts.append(f"{of_rules} AND finished_at > %s AND outcome <> %s")
         params += [*rules, as_parameter(using, from_us(since)), states.VOIDED]
         if told is not None:
@@ -143,7 +139,7 @@ def aged_since(
 def keys_of_lately_ended(using: str, rules: Sequence[str], now: Us) -> list[tuple[str, str]]:
     """The rules and keys of what ended, voided too, less than LATELY ago. One statement."""
     sql = (
-        f"SELECT DISTINCT rule, {quoted(using, 'key')} FROM {attempts_table(using)} "
+        f"SELECT DISTINCT rule, {quoted(using, 'key')} FROM {tables.name(using, 'CallAttempt')} "
         f"WHERE rule IN ({placeholders(rules)}) AND finished_at > %s"
     )
     return rows(using, sql, [*rules, as_parameter(using, from_us(now - LATELY))])
@@ -158,7 +154,7 @@ class Glance:
 
 def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
     """Of each of these rules, what shows whether an attempt has ended. One cheap statement."""
-    table = attempts_table(using)
+    table = tables.name(using, "CallAttempt")
     few = f"SELECT 1 FROM {table} WHERE finished_at IS NULL AND rule = %s"
     counts = ", ".join(
         f"(SELECT COUNT(*) FROM ({few}{condition} LIMIT {GLANCED}) o)"

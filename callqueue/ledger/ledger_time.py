@@ -317,12 +317,12 @@ class Watch:
         """By how many microseconds ledger time is early; below 0: late; 0: it goes on as it did."""
         if (last := self.last) is None:
             return 0
-        off = last.jump_to(reading)
+        off = last.jump_until(reading)
         is_new = reading.agreements > last.agreements
         # It is early, too, where others have agreed to a time that was late, and it is late no
         # more: what they wrote was written no earlier than when they agreed.
         if is_new and reading.agreed_at < last.at - AGREEING:
-            is_late_no_more = replace(last, at=reading.agreed_at).jump_to(reading) > 0
+            is_late_no_more = replace(last, at=reading.agreed_at).jump_until(reading) > 0
             off = max(off, reading.at - reading.agreed_at) if is_late_no_more else off
         return off
 
@@ -492,7 +492,7 @@ def _mend_what_is_ahead(using: str, last: Reading) -> None:
     Nothing is done after a jump since the `last` reading. In a transaction that a freeze ends.
     """
     seen = read(using)
-    if last.jump_to(seen):
+    if last.jump_until(seen):
         return
     # Now is when each statement runs, and no earlier than what is read here: whoever is frozen in
     # between takes nothing for the future that has begun meanwhile. A charge that ends now leaves

@@ -179,11 +179,11 @@ class Tallies:
     def take_away(self, value: str, ended: Us, cost: int) -> None:
         self.change(value, -cost)
 
-    def recounts_after(self) -> Us:
+    def recount_since(self) -> Us:
         """A recount counts what is open, and the attempts that ended after this instant."""
         return self.limit.horizon(self.now) - 1
 
-    def add_charged(self, charged: Iterable[tuple[str, int]]) -> None:
+    def fill_anew(self, charged: Iterable[tuple[str, int]]) -> None:
         for value, cost in charged:
             self.tally_of(value).used += cost
 
@@ -219,9 +219,9 @@ class Tallies:
 
     def recount(self, charged: Iterable[tuple[str, int]]) -> None:
         """Fill the tallies anew, with what the rules charge; what former rules do is read here."""
-        self.add_charged(charged)
+        self.fill_anew(charged)
         if self.budget.former:
-            self._add_charged_by_former(self.recounts_after())
+            self._add_charged_by_former(self.recount_since())
 
     def _add_charged_by_former(self, horizon: Us) -> None:
         # Former rules charge nothing new: it only becomes less, until it is counted anew.
@@ -335,14 +335,14 @@ class BucketTallies(Tallies):
             self.load([value])
             self._lower_level(value, ended, cost - charged)
 
-    def recounts_after(self) -> Us:
+    def recount_since(self) -> Us:
         return self.kept.left  # what ended before is in the level
 
-    def add_charged(self, charged: Iterable[tuple[str, int]]) -> None:
-        """As used; what ended before is read, and goes into levels as if empty at the horizon."""
-        horizon, sealed = self.limit.horizon(self.now) - 1, self.kept.left
-        full_if_empty = horizon + self.time_to_fill(self.limit.burst)
-        for value, ended, cost in tally_rows.ended_parts(self.using, self.budget, horizon, sealed):
+    def fill_anew(self, charged: Iterable[tuple[str, int]]) -> None:
+        """These as used; what ended by `kept.left` is read, as levels, empty a window ago."""
+        begin, sealed = self.limit.horizon(self.now) - 1, self.kept.left
+        full_if_empty = begin + self.time_to_fill(self.limit.burst)
+        for value, ended, cost in tally_rows.ended_parts(self.using, self.budget, begin, sealed):
             tally = self.tally_of(value)
             tally.full_at = max(tally.full_at or full_if_empty, ended) + self.time_to_fill(cost)
         for value, cost in charged:
@@ -408,7 +408,7 @@ def tallies_of(
     """The tallies of these budgets at `now`, as kept, or counted anew: mostly by one statement."""
     found = [OF_KINDS[type(b.limit)](using, b, now, known, until) for b, known in kept]
     anew = [one for one in found if one.is_anew]
-    asked = [(one.budget, one.recounts_after()) for one in anew]
+    asked = [(one.budget, one.recount_since()) for one in anew]
     for one, charged in zip(anew, tally_rows.charged_since(using, asked), strict=True):
         one.recount(charged)
     return found

@@ -99,7 +99,8 @@ def _left_sql(using: str, place: int, leaving: Leaving) -> tuple[str, list[Any]]
     if leaving.ahead > leaving.end:
         apart, of_apart = ", CASE WHEN finished_at > %s THEN finished_at END", [told_apart]
     sql = (
-        f"SELECT {place}, {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
+        f"SELECT {place}, {column}, MAX(finished_at), SUM({cost}) "
+        f"FROM {tables.name(using, 'CallAttempt')} "
         f"WHERE rule IN ({placeholders(leaving.budget.rules)}) AND finished_at > %s "
         "AND finished_at <= %s AND outcome <> %s AND NOT correction_pending "
         f"GROUP BY {column}{apart}"
@@ -158,7 +159,8 @@ def _charged_since_sql(using: str, place: int, budget: Budget, since: Us) -> tup
     ended = "finished_at IS NULL OR finished_at > %s OR (correction_pending AND NOT settled)"
     before = "CASE WHEN correction_pending THEN charged END"
     sql = (
-        f"SELECT {place}, {column}, {before}, COUNT(*), SUM({cost}) FROM {attempts_table(using)} "
+        f"SELECT {place}, {column}, {before}, COUNT(*), SUM({cost}) "
+        f"FROM {tables.name(using, 'CallAttempt')} "
         f"WHERE rule IN ({placeholders(budget.rules)}) AND ({ended}) "
         "AND (outcome <> %s OR correction_pending) GROUP BY 2, 3"
     )
@@ -170,7 +172,7 @@ def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple
     column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
     where, of_former = _conditions_of_former(using, budget)
     sql = (
-        f"SELECT {column}, SUM({cost}) FROM {attempts_table(using)} "
+        f"SELECT {column}, SUM({cost}) FROM {tables.name(using, 'CallAttempt')} "
         f"WHERE ({' OR '.join(where)}) "
         f"AND (finished_at IS NULL OR finished_at > %s) AND outcome <> %s GROUP BY {column}"
     )
@@ -188,7 +190,7 @@ def ended_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tupl
     where, of_former = _conditions_of_former(using, budget)
     of_rules = " OR ".join([f"rule IN ({placeholders(budget.rules)})", *where])
     sql = (
-        f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
+        f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {tables.name(using, 'CallAttempt')} "
         f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
         "AND NOT (correction_pending AND NOT settled) "
         f"GROUP BY {column}, {database.part_sql(using, 'finished_at', begin, width)} ORDER BY 2"
@@ -201,7 +203,7 @@ def ended_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tupl
 
 def first_end_after(using: str, budget: Budget, instant: Us) -> Us | None:
     one = (
-        f"SELECT MIN(finished_at) FROM {attempts_table(using)} "
+        f"SELECT MIN(finished_at) FROM {tables.name(using, 'CallAttempt')} "
         "WHERE rule = %s AND finished_at IS NOT NULL AND finished_at > %s AND outcome <> %s"
     )
     since = _parameters(using, instant)
@@ -228,7 +230,7 @@ def take_next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
     found = rows(
         using,
         f"SELECT id, settled, rule, {key}, queue, cost, charged, finished_at, outcome "
-        f"FROM {attempts_table(using)} WHERE correction_pending "
+        f"FROM {tables.name(using, 'CallAttempt')} WHERE correction_pending "
         f"AND rule IN ({placeholders(group)}) "
         f"ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked_sql(using)}",
         list(group),
@@ -251,7 +253,7 @@ def _unmark(using: str, corrections: Sequence[Correction]) -> None:
     more = [one.id for one in corrections if costs_more(one.cost, one.charged)]
     kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
     ids = database.listed(one.id for one in corrections)
-    table = attempts_table(using)
+    table = tables.name(using, "CallAttempt")
     database.run(
         using,
         f"UPDATE {table} SET correction_pending = FALSE, charged = {kept} WHERE id IN ({ids})",
@@ -262,10 +264,6 @@ def condition_of_former(using: str, former: Former) -> tuple[str, list[Any]]:
     """The condition, with its parameters, of what a former rule released while it was charged."""
     rule, until = former
     return "(rule = %s AND released_at <= %s)", [rule, *_parameters(using, until)]
-
-
-def attempts_table(using: str) -> str:
-    return quoted(using, tables.CallAttempt._meta.db_table)
 
 
 def _conditions_of_former(using: str, budget: Budget) -> tuple[list[str], list[Any]]:

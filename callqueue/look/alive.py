@@ -33,7 +33,7 @@ class Sign:
 
 
 def read_signs(using: str, now: datetime) -> list[Sign]:
-    """Every dispenser of the last day or so, the newest sign first, in ledger time."""
+    """Every dispenser remembered, the newest sign first; alive or not at `now`, ledger time."""
     rows = tables.dispensers(using).order_by("-seen_at")
     columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
     return with_is_alive((Sign(*row) for row in columns), now)

@@ -48,7 +48,7 @@ class LimitLook:
     def is_full(self) -> bool:
         return self.free <= 0
 
-    def note(self, latency: float) -> str:
+    def in_flight_note(self, latency: float) -> str:
         """That calls in flight, `latency` s each, use it up; empty: not full, or not by them."""
         if self.free or not latency or 2 * self.in_flight < self.used:
             return ""

@@ -42,7 +42,7 @@ class Waiting:
 def read(
     using: str, names: Sequence[str], now: Us, moved: int
 ) -> tuple[dict[str, Waiting], Mapping[str, float]]:
-    """What waits of each of these rules; by rule, calls a second that came in, over a minute."""
+    """What waits of each of these rules; calls a second, over a minute, of all that had any."""
     found = {name: Waiting() for name in names}
     created: list[tuple[str, int, int, int]] = []
     later = 0

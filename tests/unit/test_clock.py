@@ -97,5 +97,5 @@ def test_between_two_readings_a_clock_was_set_by_what_time_did_not_surely_go(
     """Readings of 10 ms, 5 s apart. What was set forward errs upwards, and is not credited."""
     first = Reading(1_000_000_000, 100.0, 100.01)
     later = Reading(1_000_000_000 + went, 105.0, 105.01)
-    assert (first.jump_to(later), first.contradicts(later)) == (jump, is_off)
+    assert (first.jump_until(later), first.contradicts(later)) == (jump, is_off)
     assert first.credit(later) - first.at == min(went, 4_990_000 + 11_002)

@@ -277,9 +277,9 @@ class Limit:
         """
         if amount <= meter.free:
             return 0.0
-        return self.seconds_if_not_free(meter, amount, now, latency)
+        return self._seconds_until_gone(meter, amount, now, latency)
 
-    def seconds_if_not_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def _seconds_until_gone(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         """As `seconds_until_gone`, of an `amount` that is more than is free. Here room opens in
         each period in the same order: what is free now first, then each as its charge leaves. What
         is open now is taken to have half of its time behind it.

@@ -77,7 +77,7 @@ class TokenBucket(RateLimit):
             level, at = min(cap, level + self.n * (until - at)), until
         return level, at
 
-    def seconds_if_not_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def _seconds_until_gone(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         each = self.period_us / self.n / SECOND
         # the next token is there sooner than that, or later where some are owed
         at = meter.free_at(meter.free + 1)

@@ -189,7 +189,7 @@ class FixedWindow(RateLimit):
     def meter(self, usage: Usage, now: Us) -> Meter:
         return _CalendarMeter(self, usage, now)
 
-    def seconds_if_not_free(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
+    def _seconds_until_gone(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         wanted = math.ceil((amount - meter.free) / self.n)
         first = instant = self.window(now)[1]
         counted = min(wanted, WINDOWS)
@@ -204,7 +204,7 @@ class FixedWindow(RateLimit):
         if amount <= meter.free:
             return 0.0, amount
         left = (amount - meter.free) % self.n
-        return self.seconds_if_not_free(meter, amount, now, latency), left or self.n
+        return self._seconds_until_gone(meter, amount, now, latency), left or self.n
 
 
 class _CalendarMeter(Meter):

@@ -118,7 +118,7 @@ def _limit_as_json(limit: LimitLook, rule: RuleLook) -> dict[str, Any]:
         "used": limit.used,
         "free": limit.free,
         "opens_at": None if limit.opens_at is None else _iso(rule.to_wall(limit.opens_at)),
-        "note": limit.note(rule.pace.latency),
+        "note": limit.in_flight_note(rule.pace.latency),
     }
 
 
@@ -162,7 +162,7 @@ def _rule_row(rule: RuleLook) -> list[str]:
 
 
 def _limit_line(limit: LimitLook, latency: float) -> str:
-    kind, told = limit.budget.limit, limit.note(latency)
+    kind, told = limit.budget.limit, limit.in_flight_note(latency)
     rate = f" {kind.rate_text}" if kind.rate_text not in limit.name else ""
     per = f" per {kind.per}" if kind.per != "rule" and f"per {kind.per}" not in limit.name else ""
     note = f", {told}" if told else ""

@@ -271,9 +271,9 @@ def test_a_process_has_no_more_in_flight_than_its_slots_and_descriptors_allow(
 ) -> None:
     """A child of the prefork pool is one slot, and another process has them all."""
     rules({"CALLS_PER_SLOT": 100})
-    monkeypatch.setattr(starvation, "spare_descriptors", lambda: 40)
+    monkeypatch.setattr(starvation, "descriptors_for_calls", lambda: 40)
     assert process.max_in_flight() == 40
-    monkeypatch.setattr(starvation, "spare_descriptors", lambda: 4000)
+    monkeypatch.setattr(starvation, "descriptors_for_calls", lambda: 4000)
     assert process.max_in_flight() == 100
     try:
         process.note_worker(SimpleNamespace(concurrency=3))

@@ -484,5 +484,5 @@ def test_as_many_calls_as_there_are_descriptors_for(
     starvation._open_at_first.cache_clear()
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * is_open)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    assert starvation.spare_descriptors() == most
+    assert starvation.descriptors_for_calls() == most
     starvation._open_at_first.cache_clear()
