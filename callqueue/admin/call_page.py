@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from callqueue import conf, states
 from callqueue.admin.curl import as_curl
-from callqueue.admin.edit_call import as_json, redacted_data
+from callqueue.admin.edit_call import as_json
 from callqueue.answers import answer_of
 from callqueue.database import MICROSECOND
 from callqueue.fields import UNREADABLE
@@ -22,7 +22,7 @@ from callqueue.handlers import method_of
 from callqueue.ledger import ledger_time
 from callqueue.look import words
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.security.redaction import redact_headers, redact_text
+from callqueue.security.redaction import redact_call_data, redact_headers, redact_text
 
 ATTEMPTS = 100  # the newest so many are shown
 BODIES = 10  # the newest so many are shown with their answers' bodies
@@ -63,7 +63,7 @@ def template_context(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
     return {
         "call": call,
         "has_rule": call.rule in conf.current().rules,
-        "request_text": as_json(redacted_data(call.call_data)),
+        "request_text": as_json(redact_call_data(call.call_data)),
         "curl": as_curl(method_of(call.call_data, call.method), data.get("params")),
         "cost": cost_in_words(call.cost),
         "error": redact_text(call.error_message),

@@ -30,7 +30,7 @@ from callqueue.admin.readonly import may_see_holds
 from callqueue.exceptions import CallQueueError
 from callqueue.look import words
 from callqueue.models import CallQueue
-from callqueue.security.redaction import redact_text
+from callqueue.security.redaction import redact_call_data, redact_text
 
 
 class CallQueueAdmin(LongAdmin, CallActions):
@@ -173,7 +173,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
             said = why % {"number": call.pk, "status": call.get_status_display()}
             self.message_user(request, said, messages.ERROR)
             return HttpResponseRedirect(call_url(call.pk))
-        text, problem = edit_call.as_json(edit_call.redacted_data(call.call_data)), ""
+        text, problem = edit_call.as_json(redact_call_data(call.call_data)), ""
         if request.method == "POST":
             text = request.POST.get("call_data", "")
             problem = self._save_edit(request, call, text)

@@ -22,22 +22,13 @@ from callqueue.fields import new_idempotency_key
 from callqueue.handlers import HTTP_METHODS, method_of
 from callqueue.limits.budgets import named_parts
 from callqueue.models import CallQueue
-from callqueue.security.redaction import REDACTED, hidden_marker_in, redact_params
+from callqueue.security.redaction import REDACTED, hidden_marker_in, redact_call_data
 from callqueue.security.secrets import Secret, walk_json
 from callqueue.security.withholding import is_plain_word
 from callqueue.sending import intake
 from callqueue.sending.validation import MAX_DEPTH
 
 NAMED = 20  # changed params that the log names
-
-
-def redacted_data(call_data: Any) -> Any:
-    if not isinstance(call_data, dict):
-        return redact_params(call_data)
-    return {
-        name: redact_params(value) if name == "params" else value
-        for name, value in call_data.items()
-    }
 
 
 def as_json(value: Any) -> str:
@@ -52,7 +43,7 @@ def read_edited(text: str, stored: Any) -> Any:
         raise InvalidCall("call_data", _("is not JSON: %s") % error) from None
     if _is_deeper_than(edited, MAX_DEPTH):
         raise InvalidCall("call_data", _("is nested deeper than %d") % MAX_DEPTH)
-    laid = _with_stored_values(edited, redacted_data(stored), stored, "call_data")
+    laid = _with_stored_values(edited, redact_call_data(stored), stored, "call_data")
     _check_nothing_leaks(edited, laid, stored)
     return laid
 
@@ -128,14 +119,14 @@ def _check_nothing_leaks(edited: Any, laid: Any, stored: Any) -> None:
         why = _("refers to the secret %r, which the call did not; send a new call for that")
         raise InvalidCall("call_data", why % min(added))
     is_opaque = method_of(stored, "") not in (*HTTP_METHODS, "send_email")
-    if is_opaque and _first_hidden(redacted_data(stored)) and _differs_as_json(laid, stored):
+    if is_opaque and _first_hidden(redact_call_data(stored)) and _differs_as_json(laid, stored):
         why = _(
             "has values that are not shown here, and only its handler knows where they go; "
             "send a new call instead"
         )
         raise InvalidCall("call_data", why)
-    seen = redacted_data(laid)
-    if _differs_as_json(seen, edited) and _differs_as_json(seen, redacted_data(edited)):
+    seen = redact_call_data(laid)
+    if _differs_as_json(seen, edited) and _differs_as_json(seen, redact_call_data(edited)):
         why = _(
             "has %s where what it stands for would be shown; "
             "replace it there, or leave its name as it was"

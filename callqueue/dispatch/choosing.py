@@ -46,7 +46,7 @@ def rooms_of_workers(
     rooms: dict[tuple[str, str], int] = {}
     is_short = False
     for rule, found in candidates.items():
-        listed = [call for call in found if not call.has_maker]
+        listed = [call for call in found if not call.is_permit]
         if _may_lack_workers(account, rule, listed, lease):
             queues = account.book.rules[rule].queue_names
             own = {(rule, queue): _room_of_queue(account, rule, queue, lease) for queue in queues}
@@ -138,8 +138,8 @@ def choose(
 ) -> Plan:
     """Choose about `batch` releases of each rule at most, in as many statements whatever waits.
     `served`: when each rule was served last. `room`: of whoever makes the calls. `sake`: a rule and
-    a priority, where the pass is for a call that has its maker: nothing is looked at that cannot go
-    before it, and only what has its maker goes.
+    a priority, where the pass is for a permit: nothing is looked at that cannot go
+    before it, and only permits go.
     """
     keys = KeysInTurn(account, held, batch)
     finder = _Finder(account, held, keys, batch, sake, room)

@@ -37,7 +37,7 @@ class Plan:
 
     def drop_workers_calls(self) -> None:
         """Drop workers' calls, which nobody here publishes, and if any, what they may keep back."""
-        own = [call for call in self.releases if call.has_maker]
+        own = [call for call in self.releases if call.is_permit]
         self.kept_back = self.kept_back if len(own) == len(self.releases) else []
         self.releases = own
 
@@ -186,13 +186,13 @@ class _Planner:
     def _has_room(self, candidate: Candidate) -> bool:
         is_http = candidate.method in HTTP_METHODS
         has_room = self.room.takes_more_than(self._count[is_http], is_http=is_http)
-        return candidate.has_maker or has_room
+        return candidate.is_permit or has_room
 
     def _release(self, candidate: Candidate, way: _Way, instant: Us) -> None:
         candidate.queue = way.queue
         candidate.send_at = instant if instant > self.account.now else None
         self.made.releases.append(candidate)
-        if not candidate.has_maker:
+        if not candidate.is_permit:
             self.account.open_by_queue[way.queue] += 1
             if (of_queue := (candidate.rule, way.queue)) in self.room_of_workers:
                 self.room_of_workers[of_queue] -= 1
@@ -225,7 +225,7 @@ class _Planner:
         """Best by `_rank`; the first, if all wait for answers; None: all held or workers behind."""
         rule, names = candidate.rule, self.account.book.rules[candidate.rule].queue_names
         free = [queue for queue in names if not self.held.blocking_hold(rule, None, queue)]
-        if not candidate.has_maker:
+        if not candidate.is_permit:
             free = [queue for queue in free if self.room_of_workers.get((rule, queue), 1) > 0]
         if len(free) == 1:
             return self._way_by(candidate, free[0])

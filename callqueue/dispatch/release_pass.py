@@ -2,7 +2,7 @@
 that releases calls. It never publishes, and never makes a call.
 A pass makes the same number of statements whatever it releases, but for those that count. One that
 a process makes for the sake of its own call (`OwnCall`) charges that one, born begun, and others
-that have their makers; what a worker is to be sent is left to a dispenser, and keeps its room.
+of permits; what a worker is to be sent is left to a dispenser, and keeps its room.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book, cost_of
 from callqueue.limits.kinds import SECOND
 
-# seconds after its slot in which a call that has its maker is to be begun: it looks more often than
+# seconds after its slot in which a permit is to be begun: it looks more often than
 # that, unless it has died
 CLAIMED = 5.0
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
@@ -71,7 +71,7 @@ class Taker:
         fit = (
             call.id
             for call in releases
-            if not call.has_maker
+            if not call.is_permit
             if self.suits is None or (call.method in HTTP_METHODS and self.suits(call.queue))
         )
         return set(islice(fit, self.most))
@@ -167,7 +167,7 @@ def _published_or_made(account: Account, releases: Sequence[Candidate]) -> list[
     behind = {rule for rule, at in account.unbegun_since.items() if account.now - at > lead}
     for call in releases:
         call.waits = call.send_at is not None or call.rule in behind
-    return [call for call in releases if not call.has_maker]
+    return [call for call in releases if not call.is_permit]
 
 
 def _attempts_to_insert(
@@ -186,7 +186,7 @@ def _attempts_to_insert(
             worker = taker.worker
             lease = config.begun_lease(rule) if own is None else own.call.lease
         else:
-            lease = CLAIMED if call.has_maker else config.release_lease
+            lease = CLAIMED if call.is_permit else config.release_lease
         return _attempt_row(call, at, timedelta(seconds=lease), worker)
 
     return [attempt(call) for call in releases]

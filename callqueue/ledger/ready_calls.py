@@ -56,8 +56,8 @@ class Candidate:
     is_begun: bool = False  # with its charge, so that it is not to be published
 
     @property
-    def has_maker(self) -> bool:
-        """Whether a process waits to make it itself: it is charged, and nobody is sent it."""
+    def is_permit(self) -> bool:
+        """Whether a block of code waits to make it: it is charged, and nobody is sent it."""
         return self.method == states.PERMIT
 
 
@@ -119,7 +119,7 @@ def lock_next(
     is_http: bool | None = None,
 ) -> list[Candidate]:
     """Lock the next `count` calls of a rule that have not expired, passing over what is locked.
-    `is_http`: HTTP calls only, or others only, None: all; those with makers of their own always.
+    `is_http`: HTTP calls only, or others only, None: all; those of permits always.
     """
     where, params = _may_go_sql(using, rule, wall)
     if is_http is not None:

@@ -409,7 +409,7 @@ def tallies_of(
     found = [OF_KINDS[type(b.limit)](using, b, now, known, until) for b, known in kept]
     anew = [one for one in found if one.is_anew]
     asked = [(one.budget, one.recount_since()) for one in anew]
-    for one, charged in zip(anew, tally_rows.charged_since(using, asked), strict=True):
+    for one, charged in zip(anew, tally_rows.open_or_ended_since(using, asked), strict=True):
         one.recount(charged)
     return found
 

@@ -136,13 +136,15 @@ def _rows_by_budget(listed: Iterable[Sequence[Any]]) -> dict[str, list[Stored]]:
     return found
 
 
-def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[tuple[str, int]]]:
-    """What is open or ended since that instant, of each budget, but for voided: (value, cost). What
-    is to be corrected counts as it was charged, voided or not, as the correction comes after; also
-    if it ended before, unless it was settled after its end. One statement for many.
+def open_or_ended_since(
+    using: str, asked: Sequence[tuple[Budget, Us]]
+) -> list[list[tuple[str, int]]]:
+    """All that is open, and what ended since that instant, of each budget, but for voided: (value,
+    cost in its unit), a value perhaps several times. What is to be corrected counts as it was
+    charged, whenever it ended, as the correction comes after: not if settled after its end.
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
-    selects = [_charged_since_sql(using, place, *one) for place, one in enumerate(asked)]
+    selects = [_open_or_ended_since_sql(using, place, *one) for place, one in enumerate(asked)]
     for place, told, before, count, total in database.union_all(using, selects):
         budget, _ = asked[place]
         cost = int(total or 0)
@@ -152,7 +154,9 @@ def charged_since(using: str, asked: Sequence[tuple[Budget, Us]]) -> list[list[t
     return found
 
 
-def _charged_since_sql(using: str, place: int, budget: Budget, since: Us) -> tuple[str, list[Any]]:
+def _open_or_ended_since_sql(
+    using: str, place: int, budget: Budget, since: Us
+) -> tuple[str, list[Any]]:
     # Rows: the place, the rule, queue or key, what each was charged if it is to be corrected, how
     # many they are, their cost.
     column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
@@ -183,7 +187,7 @@ def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple
 
 def ended_parts(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[str, Us, int]]:
     """What ended in (begin, end], by parts of the window, in order: (value, latest end, cost).
-    Without voided ones, nor those that `charged_since` counts because they are to be corrected.
+    Without voided ones, nor those that are to be corrected, which `open_or_ended_since` counts.
     """
     column, (cost, of_cost) = _value_column(using, budget), _cost_sql(using, budget)
     width = max(1, budget.limit.window_us // PARTS)

@@ -67,11 +67,11 @@ def read(using: str, names: Sequence[str], now: Us) -> Attempts:
     last: dict[str, Us] = {}  # by queue, when a call was begun
     processes: dict[str, Us] = {}
     for kind, name, queue, many, some, us, begun in rows(using, *_attempts_sql(using, names, now)):
+        last[queue] = max(last.get(queue, Us(0)), Us(begun or 0))
         if kind == _WORKER:
             process = name.rpartition(":")[0]
             processes[process] = max(Us(begun), processes.get(process, Us(0)))
             continue
-        last[queue] = max(last.get(queue, Us(0)), Us(begun or 0))
         if kind == _ANSWERED:
             answered[name].append((int(many), int(us), bool(some)))
             continue
@@ -128,12 +128,12 @@ def _attempts_sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[
         "GROUP BY rule, queue"
     )
     newest = (
-        f"SELECT worker, started_at FROM {table} WHERE started_at IS NOT NULL "
+        f"SELECT worker, queue, started_at FROM {table} WHERE started_at IS NOT NULL "
         f"AND worker <> '' AND {by_worker} ORDER BY id DESC LIMIT {NEWEST}"
     )
     of_workers = (
-        f"SELECT {_WORKER}, worker, '', 0, 0, 0, MAX({began}) FROM ({newest}) AS newest "
-        "GROUP BY worker"
+        f"SELECT {_WORKER}, worker, queue, 0, 0, 0, MAX({began}) FROM ({newest}) AS newest "
+        "GROUP BY worker, queue"
     )
     minute = as_parameter(using, from_us(now - RECENT_S * SECOND))
     sql = " UNION ALL ".join((is_open, answered, of_workers))

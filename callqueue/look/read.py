@@ -134,6 +134,10 @@ def _read_moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
 
 @dataclass(frozen=True)
 class _Known:
+    """What one look has read, in its snapshot. By rule: those asked for and those that share limits
+    with them; holds and flights of all. `moved` in microseconds; `incoming`: calls a second.
+    """
+
     using: str
     book: Book
     now: Us
@@ -162,6 +166,7 @@ class _Known:
         signs: Sequence[alive.Sign],
         more: Mapping[str, int],
     ) -> _Known:
+        """`key`, `more` as in `look`: limits are read with the calls that `more` adds."""
         # rules that share a limit wait for each other
         group = sorted({one for name in names for one in book.groups[name]})
         shown = [*names, *(n for n in group if n not in names and n in book.settings.rules)]

@@ -65,6 +65,16 @@ def redact_params(params: Any) -> Any:
     return replace_secrets(redact_all_but_secrets(params), "[secret {}]".format)
 
 
+def redact_call_data(call_data: Any) -> Any:
+    """A copy of a call's data, its params redacted."""
+    if not isinstance(call_data, dict):
+        return redact_params(call_data)
+    return {
+        name: redact_params(value) if name == "params" else value
+        for name, value in call_data.items()
+    }
+
+
 def redact_all_but_secrets(params: Any) -> Any:
     """A redacted copy of a call's params in which a secret is still a Secret."""
     if not isinstance(params, Mapping):

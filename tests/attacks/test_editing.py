@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from callqueue.admin import edit_call
 from callqueue.admin.curl import as_curl
 from callqueue.exceptions import InvalidCall
-from callqueue.security.redaction import REDACTED
+from callqueue.security.redaction import REDACTED, redact_call_data
 from tests.support.length import examples
 
 HIDDEN = ("s3cr3t-a", "s3cr3t-b", "s3cr3t-c")
@@ -92,7 +92,7 @@ def edits(draw: st.DrawFn) -> tuple[Any, Any]:
     """A stored request, and what somebody made of the text that shows it."""
     method = draw(st.sampled_from(["post", "post", "post", "celery_task", "send_email", "own"]))
     stored = {"method": method, "params": draw(PARAMS)}
-    edited = edit_call.redacted_data(stored)
+    edited = redact_call_data(stored)
     for _ in range(draw(st.integers(1, 3))):
         edited = mangle(draw, edited)
     return stored, edited
@@ -101,7 +101,7 @@ def edits(draw: st.DrawFn) -> tuple[Any, Any]:
 def seen(call_data: Any) -> str:
     """All that a page says of a request."""
     params = call_data.get("params") if isinstance(call_data, dict) else None
-    return edit_call.as_json(edit_call.redacted_data(call_data)) + as_curl("post", params)
+    return edit_call.as_json(redact_call_data(call_data)) + as_curl("post", params)
 
 
 def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call() -> None:
@@ -135,7 +135,7 @@ def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call() -> None:
 @given(PARAMS)
 def test_an_edit_that_changes_nothing_keeps_everything(params: Any) -> None:
     stored = {"method": "post", "params": params}
-    shown = edit_call.redacted_data(stored)
+    shown = redact_call_data(stored)
     if REDACTED in json.dumps(stored):
         return  # a text that says [redacted] itself cannot be told from one that was
     assert edit_call.read_edited(edit_call.as_json(shown), stored) == stored

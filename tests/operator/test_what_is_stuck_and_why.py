@@ -126,3 +126,22 @@ def test_at_its_limit_is_a_rule_only_while_the_limit_keeps_calls_back(
         dispenser(rules=["nothing"])
         assert ask.status("r")["state"] != "at_limit"
         assert "at its limit" not in ask.row("r")["State"]
+
+
+def test_a_queue_that_other_rules_calls_are_taken_from_has_workers_at_every_door(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """A call's own page asks for its rule alone."""
+    rules(behind=Rule(limits=[SlidingWindow("1/h")]), quick=Rule())
+    with travel() as clock:
+        send("behind", 2)
+        dispenser(rules=["behind"])
+        clock.forward(20)
+        send("quick", 3)
+        assert run() == 3
+        dispenser(rules=["nothing"])
+        (last,) = waiting("behind")
+        assert ask.status("behind")["state"] == "at_limit"
+        assert last.forecast().release_at is not None
+        for said in (last.forecast().reason, ask.call(last)):
+            assert "1/h is used up" in said and "No worker" not in said
