@@ -220,18 +220,18 @@ def void_and_log(using: str, attempt_ids: Sequence[int]) -> int:
     return count
 
 
-def void_begun(using: str, worker: str) -> int:
-    """Void what a pass has begun for this worker, who made none; the count of calls. First they are
-    written as unbegun, so that recovery takes back, and does not lose, what somebody has locked.
+def void_begun(using: str, worker: str) -> None:
+    """Void what a pass has begun for this worker, who made none. First they are written as unbegun,
+    so that recovery takes back, and does not lose, what somebody has locked.
     """
     begun = tables.attempts(using).open().filter(worker=worker)
     if not (ids := list(begun.values_list("pk", flat=True))):
-        return 0
+        return
     as_unbegun = {"worker": "", "started_at": None, "lease_until": ledger_time.now(using)}
     rows = [{"pk": pk, **as_unbegun} for pk in ids]
     fence = "t.worker = %s AND t.finished_at IS NULL"
     database.update_free(tables.CallAttempt, using, rows, fence, [worker])
-    return void_and_log(using, ids)
+    void_and_log(using, ids)
 
 
 def void_released(using: str, rules: Sequence[str], since: datetime) -> int:

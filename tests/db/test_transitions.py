@@ -265,3 +265,11 @@ def test_a_callback_that_other_code_asks_for_while_a_call_is_made_is_owed(
     kept(giving_up, job) if is_kept else recorder.record_once("default", [giving_up(job)])
     assert fresh(call).status == Status.FAILED
     assert fresh(call).callback_pending
+
+
+def test_a_refusal_whose_hold_is_over_is_retried_at_once(rules: Rules) -> None:
+    rules(r=Rule())
+    call, now = send("r"), timezone.now()
+    nothing: Any = None
+    job = Job(nothing, call, nothing, Rule(retry=Retry(max_rate_limited=0)))
+    assert transitions.after_throttle(job, "429", now, now - timedelta(seconds=9)).due_at == now

@@ -309,3 +309,13 @@ def test_a_pass_for_whoever_has_no_room_waits_for_that_and_for_no_limit(
     made = release_pass.release("default", ["r"], room=NO_ROOM)
     assert (made.released, made.next_look.on_room, made.next_look.goes_on) == ([], True, False)
     assert not RuleState.objects.get(rule="r").memo.get("binding")
+
+
+def test_of_several_full_limits_the_last_to_open_is_said_to_keep_a_call_back(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/h"), SlidingWindow("1/m"), SlidingWindow("1/10s")]))
+    send("r")
+    assert len(release()) == 1
+    answer()
+    send("r")
+    assert release() == []
+    assert RuleState.objects.get(rule="r").memo["binding"] == {"r": "r#1"}

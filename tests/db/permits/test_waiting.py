@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import OperationalError, connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
@@ -18,7 +19,7 @@ from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK, when_not_locked
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.permits import waiting
+from callqueue.permits import permit, waiting
 from callqueue.permits.waiting import LOOK, PART, REST, REVIEW, Waiter, shifted_monotonic
 from callqueue.testing import travel
 from callqueue.transitions import Job
@@ -287,3 +288,31 @@ def test_a_row_that_somebody_had_locked_at_first_has_its_keys_turn_all_the_same(
     release_pass.release("default", ["r"])
     assert CallAttempt.objects.filter(call_id=one.pk).exists()
     one.withdraw()
+
+
+def test_who_is_charged_just_as_he_gives_up_has_his_permit(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    taken()
+    one, charged = waiter(), Mock()
+    monkeypatch.setattr(one, "_delete_row", lambda pk: False)
+    monkeypatch.setattr(one, "_look_at_row", lambda: charged)
+    assert one._give_up() is charged
+
+
+def test_a_coroutine_sleeps_until_its_slot(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(r=Rule())
+    slept, left = list[float](), iter([0.5, 0.2, 0.0])
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def take() -> None:
+        async with callqueue.apermit("r"):
+            pass
+
+    monkeypatch.setattr(Waiter, "seconds_until_slot", lambda _: next(left))
+    monkeypatch.setattr(permit, "_sleep", sleep)
+    async_to_sync(take)()
+    assert slept[-2:] == [0.5, 0.2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from callqueue.clocks import Mono, Reading, Us
 from callqueue.ledger.ledger_time import SETTLED, Watch
 from callqueue.limits.kinds import SECOND
@@ -34,3 +36,12 @@ def test_what_was_read_while_new_is_not_gone_by_once_others_have_moved_the_ledge
     assert watch.keep_and_credit(reading(SETTLED / 2, 0.0001)) is not None
     assert watch.keep_and_credit(reading(SETTLED, 0.0001, moved=1)) is None
     assert watch.wants_look
+
+
+def test_who_is_not_new_puts_forward_what_is_late_unless_others_have_agreed_since() -> None:
+    watch = Watch("default")
+    first = reading(0, 0.0001)
+    watch.keep_and_narrow(first)
+    later = reading(2 * SETTLED, 0.0001)
+    assert not watch._is_new(-SECOND, first, later)
+    assert watch._is_new(-SECOND, first, replace(later, agreements=2))
