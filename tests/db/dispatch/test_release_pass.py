@@ -18,7 +18,7 @@ from callqueue.history import audit
 from callqueue.ledger import account, ledger_time, ready_calls
 from callqueue.limits import kinds
 from callqueue.look import look
-from callqueue.models import CallAttempt, CallQueue, RuleState
+from callqueue.models import CallAttempt, CallQueue, KeyTurn, RuleState
 from tests.db.ledger.test_clock_jumps import Clocks, answer_all, at_command
 from tests.support.behaviour import release, send
 from tests.support.ledger import CALL, answer
@@ -311,11 +311,18 @@ def test_a_pass_for_whoever_has_no_room_waits_for_that_and_for_no_limit(
     assert not RuleState.objects.get(rule="r").memo.get("binding")
 
 
-def test_of_several_full_limits_the_last_to_open_is_said_to_keep_a_call_back(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("9/h"), SlidingWindow("1/m"), SlidingWindow("1/10s")]))
-    send("r")
+@pytest.mark.parametrize("per", ["rule", "key"])
+def test_of_several_full_limits_the_last_to_open_is_said_to_keep_a_call_back(
+    rules: Rules, per: str
+) -> None:
+    rates = ("9/h", "1/m", "1/10s")
+    rules(r=Rule(limits=[SlidingWindow(rate, per=per) for rate in rates]))
+    send("r", key="k")
     assert len(release()) == 1
     answer()
-    send("r")
+    send("r", key="k")
     assert release() == []
-    assert RuleState.objects.get(rule="r").memo["binding"] == {"r": "r#1"}
+    if per == "rule":
+        assert RuleState.objects.get(rule="r").memo["binding"] == {"r": "r#1"}
+    else:
+        assert KeyTurn.objects.get().blocked_on == ready_calls.blocked_on_room(("r#1", "k"))
