@@ -138,8 +138,8 @@ def choose(
 ) -> Plan:
     """Choose about `batch` releases of each rule at most, in as many statements whatever waits.
     `served`: when each rule was served last. `room`: of whoever makes the calls. `sake`: a rule and
-    a priority, where the pass is for a permit: nothing is looked at that cannot go
-    before it, and only permits go.
+    a priority, where the pass is for a permit: nothing is looked at that cannot go before it, and
+    only permits go.
     """
     keys = KeysInTurn(account, held, batch)
     finder = _Finder(account, held, keys, batch, sake, room)

@@ -9,7 +9,6 @@ shares no arithmetic with what releases calls.
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -17,7 +16,16 @@ from typing import Any
 
 from callqueue import conf, events, states, tables
 from callqueue.clocks import Us
-from callqueue.database import MICROSECOND, as_parameter, from_us, micros_sql, quoted, rows, to_us
+from callqueue.database import (
+    MICROSECOND,
+    as_parameter,
+    from_us,
+    json_value,
+    micros_sql,
+    quoted,
+    rows,
+    to_us,
+)
 from callqueue.ledger import ledger_time, settings
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Limit
@@ -272,9 +280,8 @@ def _read_rows(using: str, cost_column: str, where: str, params: list[Any]) -> l
 
 def _seen_from_row(row: Any, now: Us) -> Seen:
     _, rule, key, queue, cost, sent, began, finished, released = row
-    cost = json.loads(cost) if isinstance(cost, str | bytes) else cost
     if sent is not None:
         counted = began = sent
     else:
         counted = now if finished is None else finished
-    return Seen(rule, key, queue, cost, counted, began, finished, released)
+    return Seen(rule, key, queue, json_value(cost), counted, began, finished, released)

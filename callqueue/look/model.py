@@ -178,7 +178,7 @@ class RuleLook:
 
     @property
     def why_unknown(self) -> str:
-        """Why nobody knows when its calls are done, a word; empty: known, or a gate cannot say."""
+        """Where nobody knows when its calls are done: why, a word; empty: a gate cannot say."""
         if self._why_stopped or self.kept_s == FOREVER:
             return self._why_stopped or "held"
         return "" if self.pace.per_second else "no_pace"

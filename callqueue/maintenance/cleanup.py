@@ -74,16 +74,14 @@ def longest_overdue(using: str) -> timedelta:
 
 
 def _count_all_to_go(using: str, older_than: timedelta | None) -> Cleaned:
+    found = Cleaned(holds=_ended_holds(using).count())
+    found.attempts = sum(map(len, _spent_orphans(using, BATCH)))
     spent = tables.attempts(using).filter(_spent_condition(using))
-    with_calls = [
-        spent.filter(call_id__in=_overdue_calls(using, status, cut).values("pk")).count()
-        for status, cut in _cutoffs(using, older_than)
-    ]
-    return Cleaned(
-        calls=_count_overdue_calls(using, older_than),
-        attempts=sum(with_calls) + sum(map(len, _spent_orphans(using, BATCH))),
-        holds=_ended_holds(using).count(),
-    )
+    for status, cut in _cutoffs(using, older_than):
+        overdue = _overdue_calls(using, status, cut)
+        found.calls += overdue.count()
+        found.attempts += spent.filter(call_id__in=overdue.values("pk")).count()
+    return found
 
 
 def _count_overdue_calls(using: str, older_than: timedelta | None) -> int:
