@@ -118,9 +118,10 @@ class RuleLook:
         """The full limit the last pass waited for, else the last to open; None: none is full."""
         full = [one for one, gate in zip(self.limits, self.gates, strict=True) if gate.is_full]
         named = [one for one in full if one.budget.id == self.waited_for]
+        # Where some is free, though less than a call costs, `opens_at` says nothing.
         return max(
             named or full,
-            key=lambda one: FOREVER if one.opens_at is None else one.opens_at,
+            key=lambda one: one.opens_at or (0 if one.free else FOREVER),
             default=None,
         )
 
