@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 
 from callqueue import aside, clocks, conf, database, events, states, tables, texts, transitions
 from callqueue.database import EPOCH
+from callqueue.handlers import method_of
 from callqueue.ledger import ledger_time, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction
@@ -168,7 +169,7 @@ def _apply_answer(using: str, call: CallQueue, answer: Any) -> bool:
 
 def _without_secrets(call: CallQueue, text: str) -> str:
     data: Any = call.call_data if isinstance(call.call_data, dict) else {}
-    params, method = data.get("params"), str(data.get("method"))
+    params, method = data.get("params"), method_of(call.call_data, call.method)
     payload = payload_strings(method, params)
     return clean_of_secrets(
         text, disclosure.secret_values_of(method, params, rule=call.rule, key=call.key), payload

@@ -15,6 +15,8 @@ from callqueue.security.secrets import Secret, SecretContext, SecretError, Secre
 from callqueue.security.withholding import withhold
 from callqueue.sending.call_data import Reach, check_params, check_url
 
+_ANYWHERE = Reach(("*",), ("0.0.0.0/0", "::/0"))
+
 
 def disclose(
     method: str, params: Mapping[str, Any], *, rule: str, key: str
@@ -23,13 +25,14 @@ def disclose(
     have seen them; and those values. NotAllowed where one may not go there or the call may not be
     made, InvalidCall where a value does not fit its place, SecretError where one has no value now.
     """
-    asker, resolved = _Asker(rule, key), params
+    reach = _configured_reach()
+    asker, resolved = _Asker(rule, key, reach), params
     try:
         if secrets.has_secret(params):
             if method in HTTP_METHODS:
                 asker.learn_host(params.get("url"))
             resolved = secrets.replace_secrets(params, asker.value_of)
-        check_params(method, resolved, _configured_reach())
+        check_params(method, resolved, reach)
     except InvalidCall as error:
         raise InvalidCall(error.field, withhold(error.why, asker.values.values())) from None
     except NotAllowed as error:
@@ -39,7 +42,7 @@ def disclose(
 
 def secret_values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
     """A call's secret values that can be had, may it be made or not: to take out of texts."""
-    asker = _Asker(rule, key)
+    asker = _Asker(rule, key, _ANYWHERE)
 
     def ask(name: str) -> str:
         with suppress(Exception):
@@ -62,8 +65,8 @@ def _configured_reach() -> Reach:
 class _Asker:
     """Asks for the secrets of a call of this rule and key, each once, and keeps the values."""
 
-    def __init__(self, rule: str, key: str) -> None:
-        self.rule, self.key = rule, key
+    def __init__(self, rule: str, key: str, reach: Reach) -> None:
+        self.rule, self.key, self.reach = rule, key, reach
         self.host, self.port = "", 0
         self.values: dict[str, str] = {}
 
@@ -71,7 +74,7 @@ class _Asker:
         """Before all else: learn where the call goes. A secret URL has to be allowed there, too."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
-        self.host, self.port = check_url(address, _configured_reach())
+        self.host, self.port = check_url(address, self.reach)
         if is_secret:
             self._check_may_go(url.name)
 

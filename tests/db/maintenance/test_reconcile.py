@@ -164,7 +164,9 @@ def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
     assert not provider.called
 
 
-@pytest.mark.parametrize("ends", ["another has no value", "its host is allowed no more"])
+@pytest.mark.parametrize(
+    "ends", ["another has no value", "its host is allowed no more", "its method is in capitals"]
+)
 def test_a_secret_is_withheld_though_the_call_could_not_be_made_any_more(
     rules: Rules, settings: Any, ends: str
 ) -> None:
@@ -177,7 +179,7 @@ def test_a_secret_is_withheld_though_the_call_could_not_be_made_any_more(
         return GiveUp("declined for s3cret")
 
     calls: list[CallQueue] = []
-    own = SecretFor("s3cret", hosts=["vendor.example"])
+    own = SecretFor(lambda use: {"vendor.example": "s3cret"}[use.host], hosts=["vendor.example"])
     rules({"SECRETS": {"OTHER": value_of_other, "OWN": own}}, r=Rule(reconcile=ask))
     headers = {"X-One": Secret("OTHER"), "X-Two": Secret("OWN")}
     params = {"url": "http://vendor.example/", "headers": headers}
@@ -187,6 +189,8 @@ def test_a_secret_is_withheld_though_the_call_could_not_be_made_any_more(
     become_unknown(call)
     if ends == "its host is allowed no more":
         settings.CALLQUEUE = {**settings.CALLQUEUE, "ALLOWED_HOSTS": ["other.example"]}
+    if ends == "its method is in capitals":
+        CallQueue.objects.filter(pk=call.pk).update(call_data={**call.call_data, "method": "POST"})
     assert reconcile.ask_hooks("default") == 1
     call.refresh_from_db()
     assert call.error_message.startswith("declined") and "s3cret" not in call.error_message
